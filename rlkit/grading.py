@@ -1,0 +1,499 @@
+r"""How a response becomes a reward.
+
+    response --extract--> answer text --clean--> plain text --read--> an exact Fraction == the gold's Fraction?
+
+Two questions are kept apart. *Format*: is there an answer where the prompt wants one? *Answer*: does it equal the gold?
+
+``fast=True`` (strict, the training reward) accepts ONE quantity: money signs, separators, LaTeX wrapping, percent, a
+scale ("2 thousand") and a few unit words are fine; a sentence, a sum left unevaluated or a second number is not.
+``fast=False`` (lenient, for audits) also reads sentences, labels, markdown, arithmetic and equations ending in the answer.
+
+What keeps it exact, quick and safe in any thread: a numeric gold is settled by regular expressions and Fractions alone.
+math-verify (sympy) is handed only short text whose every token and exponent ``_safe_for_sympy`` has looked at, with its
+signal-based timeouts off. Nothing is evaluated as code.
+
+Where people differ, this file decides: a percent sign is a unit (50% is 50, not 0.5) and so is "dozen"; rounding is not
+equality (0.333 is not 1/3); a plain blank parts two numbers (7 2 is not 72), a no-break or thin space groups thousands;
+two candidates, a negation or a doubt is no answer, whichever number it names.
+"""
+import logging
+import math
+import re
+import unicodedata
+from fractions import Fraction
+from functools import lru_cache
+
+MAX_QUANTITY = 300   # characters; one quantity is never longer
+MAX_SENTENCE = 2000  # characters read in lenient mode, counted from the end
+MAX_DIGITS = 400     # digits of one number (Python's own int() refuses beyond 4300)
+MAX_BITS = 4096      # size of a power that is worked out
+
+
+# ------------------------------------------------------------------------------------------------- rewards
+def r1_zero_reward_fn(response, ground_truth, fast=True):
+    """Reward for the r1_zero prompts, whose responses end ``... </think> <answer> 72 </answer>``.
+
+    response: the sampled text (it starts inside the prompt's ``<think>``). ground_truth: str, int, float, or a list of
+    them, any of which may match. fast: strict (True) or lenient (False). Returns {"reward", "format_reward",
+    "answer_reward"}, each 0.0 or 1.0; reward is 1.0 only when both others are. Never raises, whatever the text.
+    """
+    return _rewards(extract_answer(response), ground_truth, fast)
+
+
+def question_only_reward_fn(response, ground_truth, fast=True):
+    r"""Reward for the question_only prompt: the last ``\boxed{...}``. Arguments and result as in r1_zero_reward_fn."""
+    return _rewards(last_boxed(response), ground_truth, fast)
+
+
+def _rewards(answer, ground_truth, fast):
+    right = float(answer is not None and answers_match(answer, ground_truth, fast))
+    return {"reward": right, "format_reward": float(answer is not None), "answer_reward": right}
+
+
+def extract_answer(response):
+    """Text of the LAST ``<answer>`` tag; None unless ``</think> <answer>`` and, after it, ``</answer>`` are there."""
+    if not isinstance(response, str) or (start := response.find("</think> <answer>")) < 0:
+        return None
+    if "</answer>" not in response[start:]:
+        return None
+    return response.rpartition("<answer>")[2].partition("</answer>")[0]
+
+
+def last_boxed(text):
+    r"""Content of the last ``\boxed{...}`` with its braces balanced (``\{`` and ``\}`` don't count); None if cut off."""
+    if not isinstance(text, str) or (start := text.rfind(r"\boxed{")) < 0:
+        return None
+    inside, depth = text[start + len(r"\boxed{"):], 1
+    for brace in re.finditer(r"\\.|[{}]", inside, re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+        if depth == 0:
+            return inside[:brace.start()]
+    return None
+
+
+def answers_match(answer, gold, fast=True):
+    r"""True when the answer text equals the gold mathematically.
+
+    answer: str (a ``\boxed{}`` in it is unwrapped). gold: str, int, float, Fraction, or a list/tuple/set (any of them);
+    None, "" and non-finite floats match nothing. fast as in r1_zero_reward_fn. Never raises.
+    """
+    try:
+        if isinstance(gold, (list, tuple, set, frozenset)):
+            return any(answers_match(answer, one, fast) for one in gold)
+        finite = not isinstance(gold, float) or math.isfinite(gold)
+        gold = str(gold).strip() if gold is not None and finite else ""
+        if not gold or not isinstance(answer, str):
+            return False
+        if answer.strip() == gold:  # the everyday case, and the only way in for a number of 5,000 digits
+            return True
+        if r"\boxed" in answer:
+            inside = last_boxed(answer)
+            before, _, after = answer.rpartition(r"\boxed{%s}" % inside)
+            if inside is None or _DISOWNED_BEFORE.search(before[-40:]) or _DISOWNED_AFTER.match(after):
+                return False
+            answer = inside
+        value = _gold_value(gold)
+        if value is None:
+            return _symbolic_match(answer, gold, fast)
+        read = read_quantity(answer)
+        if read is None and not fast:
+            read = read_sentence(answer)
+            if read is None and _FUNCTION.search(answer):  # \log_2 8: beyond plain arithmetic
+                return _symbolic_match(answer, gold, fast)
+        return read == value
+    except Exception:  # a grader that raises would stop a training run: what cannot be read is not right
+        return False
+
+
+@lru_cache(maxsize=1 << 16)
+def _gold_value(gold):
+    return read_quantity(gold)
+
+
+# ------------------------------------------------------------------------------------------------- cleaning
+def _table(pairs):
+    return {ord(char): new for chars, new in pairs for char in chars}
+
+
+_ORDINARY = _table([
+    ("\u2212\u2010\u2011\u2012\u2013\u2014\ufe63\uff0d", "-"), ("\u00d7\u00b7\u22c5\u2217\u2219", "*"), ("\uff0b", "+"),
+    ("\uff0c", ","), ("\uff0e\u3002", "."), ("\uff05", "%"), ("\uff0f\u2044\u2215", "/"), ("\uff1d", "="), ("\uff1a", ":"),
+    ("\uff04", "$"), ("\u2018\u2019", "'"), ("\u201c\u201d\u00ab\u00bb", '"'), ("\u2245\u223c\u2243", "\u2248"),
+    ("\u00a0\u202f\u2009\u2007", "\u00a0"),  # the spaces that are typed inside numbers
+    ("\u00bd", " 1/2"), ("\u00bc", " 1/4"), ("\u00be", " 3/4"), ("\u2153", " 1/3"), ("\u2154", " 2/3"),
+    # what cannot be seen becomes a blank, so that it never glues two digits into a number
+    ([chr(c) for c in (*range(32), 127, 0x200b, 0x200e, 0x200f, 0x2060, 0xfeff, 0x3000)], " "),
+])
+_LATEX = [(re.compile(pattern), new) for pattern, new in (
+    (r"(?<=\d)(?:\\[,;: ]|\\thinspace\b|~)(?=\d{3}(?!\d))", "\u00a0"),          # 1\,200
+    (r"\\!(?=,)|(?<=,)\\!|\{(?=,\})|(?<=\{,)\}|(?<=\d,)\}(?=\d)", ""),         # 1{,}200 and 1,\!200
+    (r"\\(?:[,;:! ()\[\]\\]|(?:q?quad|thinspace|displaystyle|textstyle|left|right|[bB]igg?|[lL]arge|huge|bf|rm)"
+     r"(?![A-Za-z]))|(?<=\S)~", " "),
+    (r"\\(?:text)?color\s*\{\w*\}", " "),
+    (r"\^\s*\{?\s*\\circ\s*\}?|\\degrees?\b", "\u00b0"),
+    (r"\\([$%{}])", r"\1"),
+    (r"\\(?:cdot|times|ast)(?![A-Za-z])", "*"), (r"\\div(?![A-Za-z])", "\u00f7"),
+    (r"\\(?:approx|sim|simeq)(?![A-Za-z])", "\u2248"),
+    (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"), (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
+    (r"\\frac\s*(\d)\s*(?=\{)", r"\\frac{\1}"), (r"\\frac\s*(\{[^{}]*\})\s*(\d)", r"\\frac\1{\2}"),
+)]
+_WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|tt|sf|normal)?|math(?:bf|rm|it|sf|tt|normal)|mbox|operatorname|fbox|underline"
+                      r"|boldsymbol|bm|emph)\s*\{([^{}]*)\}")
+_FRACTION = re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+
+
+def clean(text):
+    """Plain text on one line: odd minus signs, spaces and digits made ordinary, LaTeX dressing taken off. Linear time."""
+    if not (text.isascii() and text.isprintable()):
+        text = text.translate(_ORDINARY)
+        text = "".join(str(unicodedata.decimal(c)) if c > "\x7f" and c.isdecimal() else c for c in text)
+    if "\\" in text or "{,}" in text or "~" in text:
+        text = text.replace("{,}", ",")
+        for pattern, new in _LATEX:
+            text = pattern.sub(new, text)
+        for _ in range(6):  # innermost first; what nests deeper keeps its backslash and is refused later
+            before, text = text, _FRACTION.sub(_inline_fraction, _WRAPPER.sub(r" \1 ", text))
+            if text == before:
+                break
+    return re.sub(r" {2,}", " ", text).strip(" ")
+
+
+def _inline_fraction(match):
+    top, bottom = match[1].strip(), match[2].strip()
+    plain = re.fullmatch(r"-?[\d.,]+", top) and re.fullmatch(r"[\d.,]+", bottom)
+    return f" {top}/{bottom} " if plain else f" (({top})/({bottom})) "
+
+
+def _undress(text):
+    """Takes off what may stand around an answer: quotes, markdown, brackets, math dollars, ticks, one final stop."""
+    for _ in range(8):
+        before, text = text, text.strip(" *_`\"'\u00a0\u2713\u2714\u2705\ufe0f\U0001f389")
+        if text[-1:] in tuple(".,;:") and text[-2:-1] != ".":  # but "72..." goes on
+            text = text[:-1]
+        for left, right in ("()", "[]", "{}", "$$"):
+            if len(text) > 2 and text[0] == left and text[-1] == right:
+                inside = text[1:-1]
+                if left == "$" or not (left in inside or right in inside):
+                    text = inside
+        if text == before:
+            break
+    return text
+
+
+# ------------------------------------------------------------------------------------------------- one quantity
+_MONEY = "$\u00a2\u00a3\u00a4\u00a5\uffe1\uffe5" + "".join(map(chr, range(0x20a0, 0x20c1)))
+_CODES = "usd|eur|gbp|cad|aud|nzd|inr|jpy|cny|rmb|chf|sgd|hkd|mxn|brl|zar|krw|sek|nok|dkk|pln|php|thb|idr|myr|rs|kr|rm"
+_SCALES = {"hundred": 2, "thousand": 3, "k": 3, "million": 6, "mn": 6, "m": 6, "billion": 9, "bn": 9, "trillion": 12,
+           "lakh": 5, "crore": 7}
+_SCALE = r"(?:hundred|thousand|million|billion|trillion|lakh|crore|bn|mn)s?\b"
+_NUMBER = (r"(?:\d{1,3}(?:\.\d{3})+,\d+|\d{1,3}(?:\.\d{3}){2,}|0,\d+"  # unmistakably European: 1.200,50  1.450.000  0,5
+           r"|(?:\d{1,3}(?:(?:,\d{3})+|(?:\u00a0\d{3})+|(?:'\d{3})+)|\d{1,2}(?:,\d\d)+,\d{3}|\d+)(?:\.\d*)?|\.\d+)"
+           r"(?:[eE][-+]?\d{1,3}(?![\d.]))?")
+_END = r"(?![.,'\u00a0:]?\d|\s*/\s*[-\d])"  # the number is over: not 7.2.1, 12,00, 7:30 or 1/2/2024
+_QUANTITY = (
+    rf"(?P<sign>[-+]|(?i:minus|negative)\s)?\s*"
+    rf"(?P<money>(?:(?:US|CA?|AU?|NZ|HK|S|R|MX)\s?)?[{_MONEY}]|(?i:{_CODES})\b\.?)?\s*(?P<sign2>[-+])?\s*"
+    rf"(?:(?P<whole>\d+)\s+(?P<top>\d+)\s*/\s*(?P<bottom>\d+)|(?P<number>{_NUMBER})(?:\s*/\s*(?P<over>{_NUMBER}))?){_END}"
+    rf"(?:\s*[*x]\s*10\s*(?:\^|\*\*)\s*[{{(]?\s*(?P<ten>[-+]?\d{{1,3}})\s*[}})]?(?!\d))?"
+    rf"(?P<scale>(?:\s*(?i:{_SCALE}))+|(?<=\d)[kKM]\b)?")
+_HEAD = re.compile(_QUANTITY)
+_UNIT = re.compile(rf"\s*(?:(?P<word>[^\W\d_]+(?:['-][^\W\d_]+)*\.?)"
+                   rf"(?P<power>\s*\^\s*\{{?[23]\}}?|[23](?!\d)|[\u00b2\u00b3])?|(?P<mark>[/%\u00b0{_MONEY}]))")
+_CENTS = re.compile(rf"(?<![.\d])(?P<sign>[{_MONEY}]\s?)?(?P<units>\d[\d,]*)(?!\d)(?P<word>\s*(?:dollars?|euros?|pounds?|bucks?))?"
+                    r"\s*(?:and|,)?\s*(?P<cents>\d{1,2})\s*(?:cents?|pence)\b")
+_PART = {"half": "1/2", "third": "1/3", "quarter": "1/4", "fourth": "1/4", "fifth": "1/5"}
+_AND_A_PART = re.compile(r"(?<=\d)\s+and\s+(?:an?|one)[\s-](%s)\b" % "|".join(_PART))
+_LETTER_UNITS = set("mghslLCFWVJ")
+_LENGTHS = set("m cm mm km ft in yd mi inch inches foot feet meter meters metre metres yards miles".split())
+_DIGITS = dict(zip("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+                   "seventeen eighteen nineteen".split(), range(20)))
+_TENS = dict(zip("twenty thirty forty fifty sixty seventy eighty ninety".split(), range(20, 100, 10)))
+_NOT_UNITS = {*_DIGITS, *_TENS} | set(  # with one of these, 'number word' is not that number of words
+    "and or nor not no but if else than then to by plus minus times over less more fewer remainder mod squared cubed "
+    "factorial choose divided multiplied half halves thirds fourths fifths tenths hundredths thousandths wrong incorrect "
+    "false maybe perhaps possibly probably about approximately roughly is was are were equals equal pi sqrt log ln sin cos "
+    "tan exp inf nan infinity none true while between st nd rd th xy yz xz xyz versus vs import lambda short shy through "
+    "until unless except instead rather because since guess estimate approx subtract add".split())
+
+
+def read_quantity(text):
+    """The exact value of text that is one quantity ('$1,200.50', '7 1/2 cups', '2 thousand'), else None. -> Fraction"""
+    text = text.strip()
+    if len(text) > MAX_QUANTITY:
+        text = " ".join(text.split())  # only blanks may make it long
+        if len(text) > MAX_QUANTITY:
+            return None
+    if text.isascii() and text.isdigit():
+        return Fraction(int(text))
+    text = re.sub(r"^(?:[A-Za-z]\s*)?=\s*", "", _undress(clean(text)))  # 'x = 72'
+    text = _join_parts(_undress(text))
+    head = _HEAD.match(text)
+    return _value(head) if head and _is_unit(text[head.end():]) else None
+
+
+def _join_parts(text):
+    """Two numbers that make one: '3 dollars and 50 cents' -> '3.50', '7 and a half' -> '7 1/2'."""
+    if " and " in text:
+        text = _AND_A_PART.sub(lambda m: " " + _PART[m[1]], text)
+    if "cent" in text or "pence" in text:
+        text = _CENTS.sub(lambda m: f"{m['sign'] or ''}{m['units']}.{m['cents']:0>2}" if m["sign"] or m["word"] else m[0], text)
+    return text
+
+
+def _value(head):
+    """Value of a _QUANTITY match, or None where it is none (4 10/3, 1/0, -$-3, too long)."""
+    if head["whole"]:
+        whole, top, bottom = (_number(head[part]) for part in ("whole", "top", "bottom"))
+        if None in (whole, top, bottom) or not 0 < top < bottom:
+            return None
+        value = whole + top / bottom
+    else:
+        value, over = _number(head["number"]), _number(head["over"] or "1")
+        if value is None or not over:
+            return None
+        value /= over
+    if head["ten"]:
+        value *= Fraction(10) ** int(head["ten"])
+    for scale in re.findall(r"[a-z]+", (head["scale"] or "").lower()):
+        value *= 10 ** _SCALES[scale if scale in _SCALES else scale.rstrip("s")]
+    if head["sign"] and head["sign2"]:
+        return None
+    return -value if (head["sign"] or head["sign2"] or "+").strip() != "+" else value
+
+
+def _number(text):
+    """'1,200.50', '1.200,50', '1.450.000', '7.2e1' -> Fraction; None when it has too many digits to be an answer."""
+    if len(text) > MAX_DIGITS:
+        return None
+    digits, _, power = text.lower().partition("e")
+    if digits.rfind(",") > digits.rfind(".") > -1 or digits.count(".") > 1:
+        digits = digits.replace(".", "").replace(",", ".")
+    elif digits.startswith("0,") and digits.count(",") == 1:
+        digits = digits.replace(",", ".")
+    return Fraction(re.sub("[,'\u00a0]", "", digits)) * Fraction(10) ** int(power or 0)
+
+
+def _is_unit(tail):
+    """True when what follows a number is at most four unit words with their signs: '', '%', 'km/h', ' US dollars a week'."""
+    words, marks, position, last = 0, 0, 0, ""
+    while position < len(tail):
+        unit = _UNIT.match(tail, position)
+        if unit is None:
+            return False
+        if unit["mark"]:
+            marks, last = marks + 1, unit["mark"]
+        else:
+            words, last = words + 1, unit["word"].rstrip(".")
+            lower = last.lower()
+            if lower in _NOT_UNITS or (len(last) == 1 and last not in _LETTER_UNITS and last != "a"):
+                return False  # '72 or', '72x'
+            if unit["power"] and unit["power"].isdigit() and unit["power"] in "23" and lower not in _LENGTHS:
+                return False  # m2 is a unit, men2 is not
+        position = unit.end()
+    return words <= 4 and marks <= 3 and last not in ("a", "an", "per", "each-", "/")
+
+
+# ------------------------------------------------------------------------------------------------- sentences
+_HTML = re.compile(r"</?(?:b|i|u|p|em|strong|code|span|div|br)\s*/?>|\x1b\[[\d;]*m", re.I)
+_MARKDOWN = re.compile(r"\*\*(?!\d)|(?<![\d)])\*\*|(?<![\s\d)])\*(?!\S)|(?<!\S)\*(?=[^\s\d])|`+|(?<![A-Za-z\d])_+|_+(?![A-Za-z\d])")
+_DOUBT = re.compile(r"\b(?:maybe|perhaps|possibly|probably|presumably|guess\w*|unsure|uncertain|might|could be|may be|either"
+                    r"|wrong|incorrect|false|mistaken?|cannot|can't|unknown|unclear|impossible|undetermined|not sure|no idea"
+                    r"|don't know|do not know|wait|scratch that|lambda|import|echo|print|eval|exec)\b", re.I)
+_NOT = re.compile(r"\b(?:not|never|no|none|neither|nor|or|if|unless|else|otherwise|except|excluding|instead|rather|versus|vs"
+                  r"|between|assuming|suppose)\b|n't\b", re.I)
+_BOUND = re.compile(rf"(?:\bthan|\bat (?:least|most)|\bup to|\balmost|\bnearly|\bover|\bunder|\babove|\bbelow|\bwithin|\bbeyond"
+                    rf"|\bexceed(?:s|ing)?|\b(?:minimum|maximum|upwards|short|out) of|\bother than)\s*[{_MONEY}]?\s*-?\.?\d"
+                    rf"|\d\s*(?:\+\s*(?![\s(\d{_MONEY}.-])|(?:squared|cubed|factorial|remainder|modulo|plus|minus|pi|sqrt)\b)", re.I)
+_FOREIGN = re.compile(r"[<>\[\]{}|\\@_\u00b1\u2260\u2264\u2265\u221e\u202a-\u202e\u2066-\u2069]|[A-Za-z]\(|\$\(|\d!{2}|(?<![A-Za-z])\d+!\W*$")
+_DISOWNED_BEFORE = re.compile(r"(?:\bnot|n't|\bnever|\bno|\bor|\beither)\b\W*$|\b(?:not|n't) (?:be|equal(?: to)?)\W*$", re.I)
+_DISOWNED_AFTER = re.compile(r"\W*(?:or|and|is (?:not|wrong|incorrect|false)|isn't)\b", re.I)
+_ANSWER = re.compile(r"\b(?:answers?|result|solution)\b|####", re.I)
+_HENCE = re.compile(r"\b(?:so|thus|therefore|hence|altogether|in all|totals?|totaling|total of|equals?|comes? to|leaving)\b", re.I)
+_SCAN = re.compile(rf"(?<![\w.,:/^'\u00a0-]){_QUANTITY}")
+_TERM = rf"(?:[{_MONEY}]\s?)?{_NUMBER}"
+_SUM = re.compile(rf"(?<![\w.,:/^'\u00a0]){_TERM}(?:\s*(?:\*\*|[-+*/^x\u00f7])\s*-?{_TERM})+{_END}")
+_NUMBER_WORDS = re.compile(r"\b(?:(%s)(?:[- ](%s))?|(%s))\b" % ("|".join(_TENS), "|".join(list(_DIGITS)[1:10]), "|".join(_DIGITS)), re.I)
+_SPOKEN = [(re.compile(rf"(?<=[\d)%])\s+(?:{words})\s+(?=[{_MONEY}\d(])"), sign) for words, sign in (
+    ("plus|added to", " + "), ("minus", " - "), ("times|multiplied by", " * "), ("divided by", " / "))]
+
+
+def read_sentence(text):
+    """The exact value a sentence, label or equation ends in ('So she sold 48 + 24 = 72 clips.'), else None. -> Fraction
+
+    All numbers of the part that states the answer must agree; negated, doubted and bounded numbers are not read.
+    """
+    text = _HTML.sub(" ", text).strip()
+    cut, text = len(text) > MAX_SENTENCE, text[-MAX_SENTENCE:]
+    text = _MARKDOWN.sub(" ", clean(text))
+    if not cut and (exact := _expression(text)) is not None:
+        return exact
+    text = re.sub(r"=+>|-+>|[\u2192\u21d2\u2248]|(?<!\S)~(?=\s*\S)", "=", text).rstrip("! ")
+    if _FOREIGN.search(text) or _DOUBT.search(text) or "?" in re.split(r"\d", text)[-1]:
+        return None
+    text = _NUMBER_WORDS.sub(_spell_out, re.sub(r"\b\d+(?:st|nd|rd|th)\b", "", _join_parts(text)))
+    for words, sign in _SPOKEN:
+        text = words.sub(sign, text)
+    text = re.sub(rf"({_SUM.pattern})\s+(?:is|makes|gives)\s+", r"\1 = ", text)
+    start, stated = _stated(text)
+    if cut and not start:
+        return None
+    scope = max(text.rfind(stop, 0, start) for stop in (". ", "! ", "? ", "; ")) + 1  # the sentence it stands in
+    if _NOT.search(text[scope:]) or _BOUND.search(text[scope:]):
+        return None
+    return _agreed(stated)
+
+
+def _spell_out(match):
+    """'seventy-two' -> '72'. A lone 'one' is left alone: it is more often a pronoun."""
+    tens, ones, small = ((word or "").lower() for word in match.groups())
+    if small == "one" and match.group() != match.string.strip(" .") and not re.match(rf"\s+{_SCALE}", match.string[match.end():]):
+        return match.group()
+    return str(_DIGITS[small] if small else _TENS[tens] + _DIGITS.get(ones, 0))
+
+
+def _stated(text):
+    """(start, part) of the text that states the answer: after the first 'answer', else after the last 'so', else all."""
+    for markers in (_ANSWER.finditer(text), reversed(list(_HENCE.finditer(text)))):
+        for marker in markers:
+            part = text[marker.end():]
+            if re.search(r"\d", part):
+                if marker.re is _ANSWER:
+                    part = re.split(r"\b(?:because|since)\b", part)[0]
+                return marker.end(), part.lstrip(" :=-\u00a0") if not re.match(r"[ :=]*-\s*\S", part) else part.lstrip(" :=")
+    return 0, text
+
+
+def _agreed(part):
+    """The one value that all numbers of this part agree on; of an equation, the value of its last side."""
+    sides = part.split("=")
+    if len(sides) > 1 and re.search(r"\d", sides[-1]):
+        if any(re.search(r"(?:^|[\s,;])[A-Za-z]\s*$", side) for side in sides[1:-1]):  # x = 72, y = 71
+            return None
+        value = _agreed(sides[-1])
+        plain = {_expression(side) for side in sides[:-1] if re.fullmatch(r"[-\d.,\s]+", side)}
+        return value if plain <= {value, None} else None  # 72 = 71
+    part = _undress(part.replace("=", " "))
+    if (value := read_quantity(part)) is not None or (value := _expression(part)) is not None:
+        return value
+    part = re.sub(r"\([^()]{1,80}\)", lambda m: m[0] if (v := _expression(m[0])) is None else f"({v})", part)
+    part = _SUM.sub(lambda m: m[0] if (v := _expression(m[0])) is None else f" {v} ", part)
+    values, digits = set(), 0
+    for head in _SCAN.finditer(part):
+        after = re.match(r"\s?([A-Za-z])\b", part[head.end():])
+        if after and after[1] not in _LETTER_UNITS and not re.match(r"\s[aI]\b", part[head.end():]):
+            return None  # 72x
+        if head["sign"] == "-" and re.match(r"-\s", head[0]) and re.search(r"\w\s*$", part[:head.start()]):
+            return None  # 'total - 72': a dash or a minus?
+        values.add(_value(head))
+        digits += sum(map(str.isdigit, head[0]))
+    all_read = digits == sum(map(str.isdigit, part))
+    return values.pop() if len(values) == 1 and all_read else None
+
+
+def _expression(text):
+    r"""Exact value of plain arithmetic ('48 + 24', '2^3*9', '\sqrt{5184}', '-(-3)'), else None. Powers are bounded."""
+    text = text.strip(" .,;:").replace(r"\sqrt", "sqrt").replace("{", "(").replace("}", ")").replace("**", "^")
+    text = re.sub(rf"[{_MONEY}]", "", text)
+    tokens = re.findall(rf"\s*({_NUMBER}|sqrt|[-+*/^()\u00f7]|x(?=\s*[\d(])|\S)", text)
+    if len(text) > MAX_QUANTITY or text.count("(") > 40 or not tokens:
+        return None
+    tokens = tokens[::-1]
+
+    def peek():
+        return tokens[-1] if tokens else ""
+
+    def total():
+        value = product()
+        while peek() in ("+", "-"):
+            value = value + product() if tokens.pop() == "+" else value - product()
+        return value
+
+    def product():
+        value = signed()
+        while peek() in ("*", "x", "/", "\u00f7"):
+            value = value * signed() if tokens.pop() in "*x" else value / signed()
+        return value
+
+    def signed():
+        if peek() in ("-", "+"):
+            return -signed() if tokens.pop() == "-" else signed()
+        base = atom()
+        if peek() != "^":
+            return base
+        tokens.pop()
+        power = signed()
+        if power.denominator != 1 or abs(power) * max(base.numerator.bit_length(), base.denominator.bit_length()) > MAX_BITS:
+            raise ValueError("power too large")
+        return base ** int(power)
+
+    def atom():
+        token = tokens.pop()
+        if token == "sqrt":
+            square = atom()
+            root = Fraction(math.isqrt(square.numerator), math.isqrt(square.denominator))
+            if root * root != square:
+                raise ValueError("irrational")
+            return root
+        if token == "(":
+            value = total()
+            if tokens.pop() != ")":
+                raise ValueError("unbalanced")
+            return value
+        return _number(token)
+
+    try:
+        value = total()
+        return value if not tokens else None
+    except (ValueError, TypeError, ZeroDivisionError, IndexError):
+        return None
+
+
+# ------------------------------------------------------------------------------------------------- symbols
+_COMMANDS = r"frac|sqrt|pi|cdot|times|div|left|right|ln|log|sin|cos|tan|infty|cup|cap|in|leq?|geq?|lt|gt|pm|alpha|beta|theta|lambda"
+_FUNCTION = re.compile(r"\\(?:log|ln|sin|cos|tan|pi|sqrt)(?![A-Za-z])")
+_TOKENS = re.compile(rf"(?:\\(?:{_COMMANDS})(?![A-Za-z])|\\[{{}}]|(?<![A-Za-z])[A-Za-z](?![A-Za-z])"
+                     r"|(?<![\d.])\d{1,9}(?:\.\d{1,9})?(?![\d.])|[-+*/^_(){}\[\],=<>|]| (?!\d))*")
+_EXPONENT = re.compile(r"\^\s*(?:\{\s*-?(\d{1,2}|[a-z]|\d/\d)\s*\}|([a-z\d])(?!\d))")
+
+
+def _safe_for_sympy(text):
+    """Inspection before sympy sees anything: known tokens only, short, shallow, exponents small and not stacked."""
+    if len(text) > 100 or not _TOKENS.fullmatch(text):
+        return False
+    depth = deepest = 0
+    for char in text:
+        depth += (char in "({[") - (char in ")}]")
+        deepest = max(deepest, depth)
+    powers = [one or two for one, two in _EXPONENT.findall(text)]
+    product = math.prod(int(power) for power in powers if power.isdigit() and power != "0")
+    return (deepest <= 6 and len(powers) == text.count("^") <= 6 and product <= 12 and len(_FUNCTION.findall(text)) <= 3
+            and len(set(re.findall(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", text))) <= 4)
+
+
+def _symbolic_match(answer, gold, fast):
+    """Golds that are no plain number: the same text, or equal for math-verify ('(1, 2)', '\\frac{\\sqrt 2}{2}', 'x+1')."""
+    if len(answer) > MAX_SENTENCE:
+        return False
+    pairs = [(_squeeze(answer), _squeeze(gold))]
+    if not fast:
+        pairs.append((_squeeze(re.split(r"\banswer\b\s*(?:is\b|:|=)*|####", answer, flags=re.I)[-1]), pairs[0][1]))
+    for text, wanted in pairs:
+        if wanted and text == wanted or re.search("[A-Za-z]{2}", wanted) and text.lower() == wanted.lower():
+            return True
+    return any(_safe_for_sympy(text) and _safe_for_sympy(wanted) and _math_verify(text, wanted) for text, wanted in pairs)
+
+
+def _squeeze(text):
+    text = clean(text).strip(" *_`\"'$\u00a0").removesuffix(".")
+    return re.sub(r"\s*([^\w\s])\s*", r"\1", text).strip(" $")
+
+
+def _math_verify(answer, gold):
+    import math_verify  # here, not above: it imports sympy, and plain numbers never need it
+
+    for name in ("parser", "grader"):  # it warns that timeouts are off; _safe_for_sympy stands in for them
+        logging.getLogger(f"math_verify.{name}").setLevel(logging.ERROR)
+    reader = [math_verify.LatexExtractionConfig()]  # not its expression reader, which evaluates text with sympy's parse_expr
+    gold, answer = (math_verify.parse(f"${text}$", reader, fallback_mode="no_fallback", parsing_timeout=None)
+                    for text in (gold, answer))
+    return bool(gold and answer) and math_verify.verify(gold, answer, float_rounding=12, timeout_seconds=None)
