@@ -6,7 +6,7 @@ Two questions are kept apart. *Format*: is there an answer where the prompt want
 
 ``fast=True`` (strict, the training reward) accepts ONE quantity: money signs, separators, LaTeX wrapping, percent, a
 scale ("2 thousand") and a few unit words are fine; a sentence, a sum left unevaluated or a second number is not.
-``fast=False`` (lenient, for audits) also reads sentences, labels, markdown, arithmetic and equations ending in the answer.
+``fast=False`` (lenient, for audits) also reads sentences, labels, markdown, arithmetic and equations that end in it.
 
 What keeps it exact, quick and safe in any thread: a numeric gold is settled by regular expressions and Fractions alone.
 math-verify (sympy) is handed only short text whose every token and exponent ``_safe_for_sympy`` has looked at, with its
@@ -60,7 +60,7 @@ def extract_answer(response):
 
 
 def last_boxed(text):
-    r"""Content of the last ``\boxed{...}`` with its braces balanced (``\{`` and ``\}`` don't count); None if cut off."""
+    r"""Content of the last ``\boxed{...}``, its braces balanced (``\{`` and ``\}`` don't count); None if cut off."""
     if not isinstance(text, str) or (start := text.rfind(r"\boxed{")) < 0:
         return None
     inside, depth = text[start + len(r"\boxed{"):], 1
@@ -107,7 +107,8 @@ def answers_match(answer, gold, fast=True):
 
 @lru_cache(maxsize=1 << 16)
 def _gold_value(gold):
-    return read_quantity(gold)
+    value = read_quantity(gold)
+    return _expression(clean(gold)) if value is None else value
 
 
 # ------------------------------------------------------------------------------------------------- cleaning
@@ -117,12 +118,14 @@ def _table(pairs):
 
 _ORDINARY = _table([
     ("\u2212\u2010\u2011\u2012\u2013\u2014\ufe63\uff0d", "-"), ("\u00d7\u00b7\u22c5\u2217\u2219", "*"), ("\uff0b", "+"),
-    ("\uff0c", ","), ("\uff0e\u3002", "."), ("\uff05", "%"), ("\uff0f\u2044\u2215", "/"), ("\uff1d", "="), ("\uff1a", ":"),
-    ("\uff04", "$"), ("\u2018\u2019", "'"), ("\u201c\u201d\u00ab\u00bb", '"'), ("\u2245\u223c\u2243", "\u2248"),
+    ("\uff0c", ","), ("\uff0e\u3002", "."), ("\uff05", "%"), ("\uff0f\u2044\u2215", "/"), ("\uff1d", "="),
+    ("\uff1a", ":"), ("\uff04", "$"), ("\u2018\u2019", "'"), ("\u201c\u201d\u00ab\u00bb", '"'),
+    ("\u2245\u223c\u2243", "\u2248"),
     ("\u00a0\u202f\u2009\u2007", "\u00a0"),  # the spaces that are typed inside numbers
     ("\u00bd", " 1/2"), ("\u00bc", " 1/4"), ("\u00be", " 3/4"), ("\u2153", " 1/3"), ("\u2154", " 2/3"),
     # what cannot be seen becomes a blank, so that it never glues two digits into a number
-    ([chr(c) for c in (*range(32), 127, 0x200b, 0x200e, 0x200f, 0x2060, 0xfeff, 0x3000)], " "),
+    ([chr(c) for c in (*range(32), 127, 0x85, 0x1680, *range(0x2000, 0x2007), 0x2008, 0x200a, 0x200b, 0x200e, 0x200f,
+                       0x2028, 0x2029, 0x205f, 0x2060, 0x3000, 0xfeff)], " "),
 ])
 _LATEX = [(re.compile(pattern), new) for pattern, new in (
     (r"(?<=\d)(?:\\[,;: ]|\\thinspace\b|~)(?=\d{3}(?!\d))", "\u00a0"),          # 1\,200
@@ -137,13 +140,14 @@ _LATEX = [(re.compile(pattern), new) for pattern, new in (
     (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"), (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
     (r"\\frac\s*(\d)\s*(?=\{)", r"\\frac{\1}"), (r"\\frac\s*(\{[^{}]*\})\s*(\d)", r"\\frac\1{\2}"),
 )]
-_WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|tt|sf|normal)?|math(?:bf|rm|it|sf|tt|normal)|mbox|operatorname|fbox|underline"
-                      r"|boldsymbol|bm|emph)\s*\{([^{}]*)\}")
+_WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|tt|sf|normal)?|math(?:bf|rm|it|sf|tt|normal)|mbox|operatorname|fbox"
+                      r"|underline|boldsymbol|bm|emph)\s*\{([^{}]*)\}")
+_BLANKS = re.compile("[ \u00a0]{2,}")
 _FRACTION = re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 
 
 def clean(text):
-    """Plain text on one line: odd minus signs, spaces and digits made ordinary, LaTeX dressing taken off. Linear time."""
+    """Plain text on one line: odd minus signs, spaces and digits made ordinary, LaTeX dressing taken off. Linear."""
     if not (text.isascii() and text.isprintable()):
         text = text.translate(_ORDINARY)
         text = "".join(str(unicodedata.decimal(c)) if c > "\x7f" and c.isdecimal() else c for c in text)
@@ -155,7 +159,7 @@ def clean(text):
             before, text = text, _FRACTION.sub(_inline_fraction, _WRAPPER.sub(r" \1 ", text))
             if text == before:
                 break
-    return re.sub(r" {2,}", " ", text).strip(" ")
+    return _BLANKS.sub(" ", text).strip(" ")
 
 
 def _inline_fraction(match):
@@ -193,27 +197,29 @@ _END = r"(?![.,'\u00a0:]?\d|\s*/\s*[-\d])"  # the number is over: not 7.2.1, 12,
 _QUANTITY = (
     rf"(?P<sign>[-+]|(?i:minus|negative)\s)?\s*"
     rf"(?P<money>(?:(?:US|CA?|AU?|NZ|HK|S|R|MX)\s?)?[{_MONEY}]|(?i:{_CODES})\b\.?)?\s*(?P<sign2>[-+])?\s*"
-    rf"(?:(?P<whole>\d+)\s+(?P<top>\d+)\s*/\s*(?P<bottom>\d+)|(?P<number>{_NUMBER})(?:\s*/\s*(?P<over>{_NUMBER}))?){_END}"
+    rf"(?:(?P<whole>\d+)\s+(?P<top>\d+)\s*/\s*(?P<bottom>\d+)"
+    rf"|(?P<number>{_NUMBER})(?:\s*/\s*(?P<over>{_NUMBER}))?){_END}"
     rf"(?:\s*[*x]\s*10\s*(?:\^|\*\*)\s*[{{(]?\s*(?P<ten>[-+]?\d{{1,3}})\s*[}})]?(?!\d))?"
     rf"(?P<scale>(?:\s*(?i:{_SCALE}))+|(?<=\d)[kKM]\b)?")
 _HEAD = re.compile(_QUANTITY)
 _UNIT = re.compile(rf"\s*(?:(?P<word>[^\W\d_]+(?:['-][^\W\d_]+)*\.?)"
                    rf"(?P<power>\s*\^\s*\{{?[23]\}}?|[23](?!\d)|[\u00b2\u00b3])?|(?P<mark>[/%\u00b0{_MONEY}]))")
-_CENTS = re.compile(rf"(?<![.\d])(?P<sign>[{_MONEY}]\s?)?(?P<units>\d[\d,]*)(?!\d)(?P<word>\s*(?:dollars?|euros?|pounds?|bucks?))?"
+_CENTS = re.compile(rf"(?<![.\d])(?P<money>[{_MONEY}]\s?)?(?P<units>\d[\d,]*)(?!\d)(?P<word>\s*(?:dollar|euro|pound)s?)?"
                     r"\s*(?:and|,)?\s*(?P<cents>\d{1,2})\s*(?:cents?|pence)\b")
 _PART = {"half": "1/2", "third": "1/3", "quarter": "1/4", "fourth": "1/4", "fifth": "1/5"}
 _AND_A_PART = re.compile(r"(?<=\d)\s+and\s+(?:an?|one)[\s-](%s)\b" % "|".join(_PART))
 _LETTER_UNITS = set("mghslLCFWVJ")
 _LENGTHS = set("m cm mm km ft in yd mi inch inches foot feet meter meters metre metres yards miles".split())
-_DIGITS = dict(zip("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-                   "seventeen eighteen nineteen".split(), range(20)))
+_SMALL = dict(zip("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+                  "sixteen seventeen eighteen nineteen".split(), range(20)))
 _TENS = dict(zip("twenty thirty forty fifty sixty seventy eighty ninety".split(), range(20, 100, 10)))
-_NOT_UNITS = {*_DIGITS, *_TENS} | set(  # with one of these, 'number word' is not that number of words
+_FRACTIONAL = "half halves thirds fourths fifths sixths eighths tenths hundredths thousandths"
+_NOT_UNITS = {*_SMALL, *_TENS, *_FRACTIONAL.split()} | set(  # with one of these '15 word' is not that number of words
     "and or nor not no but if else than then to by plus minus times over less more fewer remainder mod squared cubed "
-    "factorial choose divided multiplied half halves thirds fourths fifths tenths hundredths thousandths wrong incorrect "
-    "false maybe perhaps possibly probably about approximately roughly is was are were equals equal pi sqrt log ln sin cos "
-    "tan exp inf nan infinity none true while between st nd rd th xy yz xz xyz versus vs import lambda short shy through "
-    "until unless except instead rather because since guess estimate approx subtract add".split())
+    "factorial choose divided multiplied add subtract wrong incorrect false maybe perhaps possibly probably guess "
+    "estimate about approx approximately roughly is was are were equals equal pi sqrt log ln sin cos tan exp inf nan "
+    "infinity none true while between st nd rd th xy yz xz xyz versus vs import lambda short shy through until unless "
+    "except instead rather because since".split())
 
 
 def read_quantity(text):
@@ -236,7 +242,7 @@ def _join_parts(text):
     if " and " in text:
         text = _AND_A_PART.sub(lambda m: " " + _PART[m[1]], text)
     if "cent" in text or "pence" in text:
-        text = _CENTS.sub(lambda m: f"{m['sign'] or ''}{m['units']}.{m['cents']:0>2}" if m["sign"] or m["word"] else m[0], text)
+        text = _CENTS.sub(lambda m: f"{m['units']}.{m['cents']:0>2}" if m["money"] or m["word"] else m[0], text)
     return text
 
 
@@ -274,7 +280,7 @@ def _number(text):
 
 
 def _is_unit(tail):
-    """True when what follows a number is at most four unit words with their signs: '', '%', 'km/h', ' US dollars a week'."""
+    """True when a number is followed by at most four unit words and signs, no more: '%', 'km/h', 'dollars a week'."""
     words, marks, position, last = 0, 0, 0, ""
     while position < len(tail):
         unit = _UNIT.match(tail, position)
@@ -290,29 +296,47 @@ def _is_unit(tail):
             if unit["power"] and unit["power"].isdigit() and unit["power"] in "23" and lower not in _LENGTHS:
                 return False  # m2 is a unit, men2 is not
         position = unit.end()
-    return words <= 4 and marks <= 3 and last not in ("a", "an", "per", "each-", "/")
+    return words <= 4 and marks <= 3 and last not in ("a", "an", "per", "/")
 
 
 # ------------------------------------------------------------------------------------------------- sentences
+def _any(phrases, before=r"\b", after=r"\b"):
+    return rf"{before}(?:{'|'.join(phrases.split(', '))}){after}"
+
+
+_DIGIT = rf"\s*[{_MONEY}]?\s*-?\.?\d"
 _HTML = re.compile(r"</?(?:b|i|u|p|em|strong|code|span|div|br)\s*/?>|\x1b\[[\d;]*m", re.I)
-_MARKDOWN = re.compile(r"\*\*(?!\d)|(?<![\d)])\*\*|(?<![\s\d)])\*(?!\S)|(?<!\S)\*(?=[^\s\d])|`+|(?<![A-Za-z\d])_+|_+(?![A-Za-z\d])")
-_DOUBT = re.compile(r"\b(?:maybe|perhaps|possibly|probably|presumably|guess\w*|unsure|uncertain|might|could be|may be|either"
-                    r"|wrong|incorrect|false|mistaken?|cannot|can't|unknown|unclear|impossible|undetermined|not sure|no idea"
-                    r"|don't know|do not know|wait|scratch that|lambda|import|echo|print|eval|exec)\b", re.I)
-_NOT = re.compile(r"\b(?:not|never|no|none|neither|nor|or|if|unless|else|otherwise|except|excluding|instead|rather|versus|vs"
-                  r"|between|assuming|suppose)\b|n't\b", re.I)
-_BOUND = re.compile(rf"(?:\bthan|\bat (?:least|most)|\bup to|\balmost|\bnearly|\bover|\bunder|\babove|\bbelow|\bwithin|\bbeyond"
-                    rf"|\bexceed(?:s|ing)?|\b(?:minimum|maximum|upwards|short|out) of|\bother than)\s*[{_MONEY}]?\s*-?\.?\d"
-                    rf"|\d\s*(?:\+\s*(?![\s(\d{_MONEY}.-])|(?:squared|cubed|factorial|remainder|modulo|plus|minus|pi|sqrt)\b)", re.I)
-_FOREIGN = re.compile(r"[<>\[\]{}|\\@_\u00b1\u2260\u2264\u2265\u221e\u202a-\u202e\u2066-\u2069]|[A-Za-z]\(|\$\(|\d!{2}|(?<![A-Za-z])\d+!\W*$")
-_DISOWNED_BEFORE = re.compile(r"(?:\bnot|n't|\bnever|\bno|\bor|\beither)\b\W*$|\b(?:not|n't) (?:be|equal(?: to)?)\W*$", re.I)
-_DISOWNED_AFTER = re.compile(r"\W*(?:or|and|is (?:not|wrong|incorrect|false)|isn't)\b", re.I)
+_MARKDOWN = re.compile(r"\*\*(?!\d)|(?<![\d)])\*\*|(?<![\s\d)])\*(?!\S)|(?<!\S)\*(?=[^\s\d])|`+|(?<![^\s(])_+"
+                       r"|(?<=\w)_+(?!\w)")
+# anywhere in the text: whatever number it holds, it is not stated as the answer, or the text is code
+_DOUBT = re.compile(_any(
+    r"maybe, perhaps, possibly, probably, presumably, guess\w*, unsure, uncertain, not sure, no idea, might, could be, "
+    r"may be, either, wrong, incorrect, false, mistaken?, cannot, can't, don't know, do not know, unknown, unclear, "
+    r"impossible, undetermined, wait, scratch that, lambda, import, echo, print, eval, exec, def") +
+    r"|\b(?:user|assistant|human)\s*:", re.I)
+# in the sentence that states the answer: it is denied, conditional or one of several
+_NOT = re.compile(_any("not, never, no, none, neither, nor, or, if, unless, else, otherwise, except, excluding, "
+                       "instead, rather, versus, vs, between, assuming, suppose") + r"|n't\b", re.I)
+# next to a number: it is a bound or the start of a longer term, not the value
+_BOUND = re.compile(
+    _any("than, at least, at most, up to, almost, nearly, over, under, above, below, within, beyond, exceeds?, "
+         "exceeding, minimum of, maximum of, upwards of, short of, out of", after=_DIGIT) + "|"
+    + _any("squared, cubed, factorial, remainder, modulo, plus, minus, pi, sqrt, " + _FRACTIONAL.replace(" ", ", "),
+           before=r"\d\s*") + rf"|\d\s*\+\s*(?![\s(\d{_MONEY}.-])", re.I)
+# what sentences do not hold: brackets, inequalities, code, LaTeX left over, direction overrides, factorials, '15...'
+_FOREIGN = re.compile(r"[<>\[\]{}|\\@_\u00b1\u2260\u2264\u2265\u221e\u202a-\u202e\u2066-\u2069]|[A-Za-z]\(|\$\("
+                      r"|\d(?:!|\.\.|\s?\u2026|\.[A-Za-z_])|\d\s*-\W*$")
+_DISOWNED_BEFORE = re.compile(r"(?:\bnot|n't|\bnever|\bno|\bor|\beither)(?: be| equal| equal to)?\W*$", re.I)
+_DISOWNED_AFTER = re.compile(r"\W{0,9}(?:or|and|is (?:not|wrong|incorrect|false)|isn't)\b", re.I)
 _ANSWER = re.compile(r"\b(?:answers?|result|solution)\b|####", re.I)
-_HENCE = re.compile(r"\b(?:so|thus|therefore|hence|altogether|in all|totals?|totaling|total of|equals?|comes? to|leaving)\b", re.I)
-_SCAN = re.compile(rf"(?<![\w.,:/^'\u00a0-]){_QUANTITY}")
+_HENCE = re.compile(_any("so, thus, therefore, hence, altogether, in all, totals?, totaling, equals?, comes? to, "
+                         "leaving"), re.I)
 _TERM = rf"(?:[{_MONEY}]\s?)?{_NUMBER}"
-_SUM = re.compile(rf"(?<![\w.,:/^'\u00a0]){_TERM}(?:\s*(?:\*\*|[-+*/^x\u00f7])\s*-?{_TERM})+{_END}")
-_NUMBER_WORDS = re.compile(r"\b(?:(%s)(?:[- ](%s))?|(%s))\b" % ("|".join(_TENS), "|".join(list(_DIGITS)[1:10]), "|".join(_DIGITS)), re.I)
+_SUM = rf"(?<![\w.,:/^'\u00a0]){_TERM}(?:\s*(?:\*\*|[-+*/^x\u00f7])\s*-?{_TERM})+{_END}"
+_SUM_IS, _SUM = re.compile(rf"({_SUM})\s+(?:is|makes|gives)\s+"), re.compile(_SUM)
+_ONE_OF_MANY = re.compile(rf"(?<![\w.,:/^'\u00a0-]){_QUANTITY}")
+_NUMBER_WORDS = re.compile(
+    r"\b(?:(%s)(?:[- ](%s))?|(%s))\b" % ("|".join(_TENS), "|".join(list(_SMALL)[1:10]), "|".join(_SMALL)), re.I)
 _SPOKEN = [(re.compile(rf"(?<=[\d)%])\s+(?:{words})\s+(?=[{_MONEY}\d(])"), sign) for words, sign in (
     ("plus|added to", " + "), ("minus", " - "), ("times|multiplied by", " * "), ("divided by", " / "))]
 
@@ -322,44 +346,48 @@ def read_sentence(text):
 
     All numbers of the part that states the answer must agree; negated, doubted and bounded numbers are not read.
     """
-    text = _HTML.sub(" ", text).strip()
+    text = text.strip()
+    if "~~" in text:  # struck out
+        return None
     cut, text = len(text) > MAX_SENTENCE, text[-MAX_SENTENCE:]
-    text = _MARKDOWN.sub(" ", clean(text))
+    text = _MARKDOWN.sub(" ", clean(_HTML.sub(" ", text)))
     if not cut and (exact := _expression(text)) is not None:
         return exact
-    text = re.sub(r"=+>|-+>|[\u2192\u21d2\u2248]|(?<!\S)~(?=\s*\S)", "=", text).rstrip("! ")
+    text = re.sub(r"=+>|-+>|[\u2192\u21d2\u2248]|(?<!\S)~(?=\s?\S)(?!~)", "=", text)
+    text = text.rstrip("! ") if re.search("[A-Za-z]", text) else text  # 'It is 15!' is glad, '15!' a factorial
     if _FOREIGN.search(text) or _DOUBT.search(text) or "?" in re.split(r"\d", text)[-1]:
         return None
     text = _NUMBER_WORDS.sub(_spell_out, re.sub(r"\b\d+(?:st|nd|rd|th)\b", "", _join_parts(text)))
     for words, sign in _SPOKEN:
         text = words.sub(sign, text)
-    text = re.sub(rf"({_SUM.pattern})\s+(?:is|makes|gives)\s+", r"\1 = ", text)
+    text = _SUM_IS.sub(r"\1 = ", text)
     start, stated = _stated(text)
     if cut and not start:
         return None
-    scope = max(text.rfind(stop, 0, start) for stop in (". ", "! ", "? ", "; ")) + 1  # the sentence it stands in
-    if _NOT.search(text[scope:]) or _BOUND.search(text[scope:]):
+    sentence = max(text.rfind(stop, 0, start) for stop in (". ", "! ", "? ", "; ")) + 1
+    if _NOT.search(text[sentence:]) or _BOUND.search(text[sentence:]):
         return None
     return _agreed(stated)
 
 
 def _spell_out(match):
-    """'seventy-two' -> '72'. A lone 'one' is left alone: it is more often a pronoun."""
+    """'seventy-two' -> '72'. A 'one' among other words is left alone: it is more often a pronoun."""
     tens, ones, small = ((word or "").lower() for word in match.groups())
-    if small == "one" and match.group() != match.string.strip(" .") and not re.match(rf"\s+{_SCALE}", match.string[match.end():]):
+    alone = match.group() == match.string.strip(" .") or re.match(rf"\s+{_SCALE}", match.string[match.end():])
+    if small == "one" and not alone:
         return match.group()
-    return str(_DIGITS[small] if small else _TENS[tens] + _DIGITS.get(ones, 0))
+    return str(_SMALL[small] if small else _TENS[tens] + _SMALL.get(ones, 0))
 
 
 def _stated(text):
-    """(start, part) of the text that states the answer: after the first 'answer', else after the last 'so', else all."""
+    """(start, part) of the text that states the answer: after the first 'answer', else the last 'so', else all."""
     for markers in (_ANSWER.finditer(text), reversed(list(_HENCE.finditer(text)))):
         for marker in markers:
             part = text[marker.end():]
             if re.search(r"\d", part):
                 if marker.re is _ANSWER:
                     part = re.split(r"\b(?:because|since)\b", part)[0]
-                return marker.end(), part.lstrip(" :=-\u00a0") if not re.match(r"[ :=]*-\s*\S", part) else part.lstrip(" :=")
+                return marker.end(), part.lstrip(" :=\u00a0")
     return 0, text
 
 
@@ -378,26 +406,25 @@ def _agreed(part):
     part = re.sub(r"\([^()]{1,80}\)", lambda m: m[0] if (v := _expression(m[0])) is None else f"({v})", part)
     part = _SUM.sub(lambda m: m[0] if (v := _expression(m[0])) is None else f" {v} ", part)
     values, digits = set(), 0
-    for head in _SCAN.finditer(part):
-        after = re.match(r"\s?([A-Za-z])\b", part[head.end():])
-        if after and after[1] not in _LETTER_UNITS and not re.match(r"\s[aI]\b", part[head.end():]):
+    for head in _ONE_OF_MANY.finditer(part):
+        letter = re.match(r"(\s?)([A-Za-z])\b", part[head.end():])
+        if letter and letter[2] not in _LETTER_UNITS and letter.groups() not in ((" ", "a"), (" ", "I")):
             return None  # 72x
         if head["sign"] == "-" and re.match(r"-\s", head[0]) and re.search(r"\w\s*$", part[:head.start()]):
             return None  # 'total - 72': a dash or a minus?
         values.add(_value(head))
         digits += sum(map(str.isdigit, head[0]))
-    all_read = digits == sum(map(str.isdigit, part))
-    return values.pop() if len(values) == 1 and all_read else None
+    every_digit_read = digits == sum(map(str.isdigit, part))
+    return values.pop() if len(values) == 1 and every_digit_read else None
 
 
 def _expression(text):
     r"""Exact value of plain arithmetic ('48 + 24', '2^3*9', '\sqrt{5184}', '-(-3)'), else None. Powers are bounded."""
-    text = text.strip(" .,;:").replace(r"\sqrt", "sqrt").replace("{", "(").replace("}", ")").replace("**", "^")
-    text = re.sub(rf"[{_MONEY}]", "", text)
-    tokens = re.findall(rf"\s*({_NUMBER}|sqrt|[-+*/^()\u00f7]|x(?=\s*[\d(])|\S)", text)
+    text = text.strip(" ,;:").replace(r"\sqrt", "sqrt").replace("{", "(").replace("}", ")").replace("**", "^")
+    text = re.sub(rf"(?<![\d.,])[{_MONEY}]|(?<=\d)[{_MONEY}](?!\s*[\d.])", "", text)  # money signs outside numbers
+    tokens = re.findall(rf"\s*({_NUMBER}|sqrt|[-+*/^()\u00f7]|x(?=\s*[\d(])|\S)", text)[::-1]
     if len(text) > MAX_QUANTITY or text.count("(") > 40 or not tokens:
         return None
-    tokens = tokens[::-1]
 
     def peek():
         return tokens[-1] if tokens else ""
@@ -418,72 +445,71 @@ def _expression(text):
         if peek() in ("-", "+"):
             return -signed() if tokens.pop() == "-" else signed()
         base = atom()
-        if peek() != "^":
-            return base
-        tokens.pop()
+        return base ** exponent(base) if peek() == "^" and tokens.pop() else base
+
+    def exponent(base):
         power = signed()
-        if power.denominator != 1 or abs(power) * max(base.numerator.bit_length(), base.denominator.bit_length()) > MAX_BITS:
-            raise ValueError("power too large")
-        return base ** int(power)
+        bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+        if power.denominator > 1 or abs(power) * bits > MAX_BITS:
+            raise ValueError("not a power to work out")
+        return int(power)
 
     def atom():
         token = tokens.pop()
         if token == "sqrt":
             square = atom()
             root = Fraction(math.isqrt(square.numerator), math.isqrt(square.denominator))
-            if root * root != square:
-                raise ValueError("irrational")
-            return root
-        if token == "(":
-            value = total()
-            if tokens.pop() != ")":
-                raise ValueError("unbalanced")
-            return value
-        return _number(token)
+            return root if root * root == square else None
+        if token != "(":
+            return _number(token)
+        value = total()
+        return value if tokens.pop() == ")" else None
 
     try:
         value = total()
-        return value if not tokens else None
-    except (ValueError, TypeError, ZeroDivisionError, IndexError):
+        return None if tokens else value
+    except (ValueError, TypeError, AttributeError, ZeroDivisionError, IndexError):  # letters, None, 1/0, no bracket
         return None
 
 
 # ------------------------------------------------------------------------------------------------- symbols
-_COMMANDS = r"frac|sqrt|pi|cdot|times|div|left|right|ln|log|sin|cos|tan|infty|cup|cap|in|leq?|geq?|lt|gt|pm|alpha|beta|theta|lambda"
+_COMMANDS = (r"frac|sqrt|pi|cdot|times|div|left|right|ln|log|sin|cos|tan|infty|cup|cap|in|leq?|geq?|lt|gt|alpha|beta|"
+             r"gamma|theta")
 _FUNCTION = re.compile(r"\\(?:log|ln|sin|cos|tan|pi|sqrt)(?![A-Za-z])")
-_TOKENS = re.compile(rf"(?:\\(?:{_COMMANDS})(?![A-Za-z])|\\[{{}}]|(?<![A-Za-z])[A-Za-z](?![A-Za-z])"
+_LETTER = r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])"
+_TOKENS = re.compile(rf"(?:\\(?:{_COMMANDS})(?![A-Za-z])|\\[{{}}]|{_LETTER}"
                      r"|(?<![\d.])\d{1,9}(?:\.\d{1,9})?(?![\d.])|[-+*/^_(){}\[\],=<>|]| (?!\d))*")
 _EXPONENT = re.compile(r"\^\s*(?:\{\s*-?(\d{1,2}|[a-z]|\d/\d)\s*\}|([a-z\d])(?!\d))")
 
 
 def _safe_for_sympy(text):
-    """Inspection before sympy sees anything: known tokens only, short, shallow, exponents small and not stacked."""
+    """Inspection before sympy sees anything: known tokens only, short, shallow, exponents small and never stacked."""
     if len(text) > 100 or not _TOKENS.fullmatch(text):
         return False
     depth = deepest = 0
     for char in text:
         depth += (char in "({[") - (char in ")}]")
         deepest = max(deepest, depth)
-    powers = [one or two for one, two in _EXPONENT.findall(text)]
-    product = math.prod(int(power) for power in powers if power.isdigit() and power != "0")
-    return (deepest <= 6 and len(powers) == text.count("^") <= 6 and product <= 12 and len(_FUNCTION.findall(text)) <= 3
-            and len(set(re.findall(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", text))) <= 4)
+    powers = [braced or bare for braced, bare in _EXPONENT.findall(text)]
+    product = math.prod(int(power) for power in powers if power.isdigit() and int(power))
+    return (deepest <= 6 and len(powers) == text.count("^") <= 6 and product <= 12
+            and len(_FUNCTION.findall(text)) <= 3 and len(set(re.findall(_LETTER, text))) <= 4)
 
 
 def _symbolic_match(answer, gold, fast):
-    """Golds that are no plain number: the same text, or equal for math-verify ('(1, 2)', '\\frac{\\sqrt 2}{2}', 'x+1')."""
+    r"""For golds that are no plain number ('(1, 2)', '\frac{\sqrt{2}}{2}'): the same text, or equal for math-verify."""
     if len(answer) > MAX_SENTENCE:
         return False
-    pairs = [(_squeeze(answer), _squeeze(gold))]
+    wanted, texts = _squeeze(gold), [_squeeze(answer)]
     if not fast:
-        pairs.append((_squeeze(re.split(r"\banswer\b\s*(?:is\b|:|=)*|####", answer, flags=re.I)[-1]), pairs[0][1]))
-    for text, wanted in pairs:
-        if wanted and text == wanted or re.search("[A-Za-z]{2}", wanted) and text.lower() == wanted.lower():
-            return True
-    return any(_safe_for_sympy(text) and _safe_for_sympy(wanted) and _math_verify(text, wanted) for text, wanted in pairs)
+        texts.append(_squeeze(re.split(r"\banswer\b\s*(?:is\b|:|=)*|####", answer, flags=re.I)[-1]))
+    if wanted and wanted in texts or re.search("[A-Za-z]{2}", wanted) and wanted.lower() in map(str.lower, texts):
+        return True
+    return _safe_for_sympy(wanted) and any(_safe_for_sympy(text) and _math_verify(text, wanted) for text in set(texts))
 
 
 def _squeeze(text):
+    """Cleaned text without the blanks around signs, so that '(1, 2)' and '(1,2)' are one spelling."""
     text = clean(text).strip(" *_`\"'$\u00a0").removesuffix(".")
     return re.sub(r"\s*([^\w\s])\s*", r"\1", text).strip(" $")
 
@@ -491,9 +517,9 @@ def _squeeze(text):
 def _math_verify(answer, gold):
     import math_verify  # here, not above: it imports sympy, and plain numbers never need it
 
-    for name in ("parser", "grader"):  # it warns that timeouts are off; _safe_for_sympy stands in for them
+    for name in ("parser", "grader"):  # it warns that its timeouts are off; _safe_for_sympy stands in for them
         logging.getLogger(f"math_verify.{name}").setLevel(logging.ERROR)
-    reader = [math_verify.LatexExtractionConfig()]  # not its expression reader, which evaluates text with sympy's parse_expr
+    reader = [math_verify.LatexExtractionConfig()]  # not its expression reader: that one evaluates text in sympy
     gold, answer = (math_verify.parse(f"${text}$", reader, fallback_mode="no_fallback", parsing_timeout=None)
                     for text in (gold, answer))
     return bool(gold and answer) and math_verify.verify(gold, answer, float_rounding=12, timeout_seconds=None)
