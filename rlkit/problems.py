@@ -74,13 +74,15 @@ def _gsm8k_problem(row: dict, where: str) -> Problem:
         question, worked = row["question"], row["answer"]
         return Problem(question, gsm8k_gold(worked), worked.count("<<") or None)
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"dataset: {where}: expected a question and an answer ending in '#### n' ({error})") from error
+        raise ValueError(f"dataset: {where}: expected a question and an answer ending in '#### n' "
+                         f"({error})") from error
 
 
 def _rows_from_hub(hub_id: str, name: str):
     owner, _, repo = hub_id.partition("/")
     if not (owner and repo) or "/" in repo or owner in {".", "..", "~"}:
-        raise ValueError(f"dataset: got {hub_id!r}, expected 'laptop', a hub id like 'openai/gsm8k' or an existing folder")
+        raise ValueError(f"dataset: got {hub_id!r}, expected 'laptop', a hub id like 'openai/gsm8k' or an existing "
+                         "folder")
     try:
         from datasets import load_dataset
     except ImportError as error:
@@ -92,7 +94,8 @@ def _rows_from_hub(hub_id: str, name: str):
 # ---- the laptop's word problems ------------------------------------------------------------------------------------
 
 NAMES = "Tom Mia Sam Ana Ben Leo Rosa Omar Lily Max Nina Eva Ivan Zoe Amir Kim".split()
-THINGS = "apples plums shells stamps pencils marbles cards coins books cookies beads stickers rocks balls toys nuts".split()
+THINGS = ("apples plums shells stamps pencils marbles cards coins books cookies beads stickers rocks balls toys "
+          "nuts").split()
 STARTS = ["{name} has {a} {things}.", "{name} starts with {a} {things}.", "{name} owns {a} {things}."]
 GROUPS = ["{name} has {a} boxes with {b} {things} in each box.", "{name} buys {a} bags of {b} {things} each."]
 EVENTS = {

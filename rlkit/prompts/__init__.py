@@ -1,4 +1,4 @@
-"""How a question becomes a prompt. Each prompt is one record: its text, its reward and its stop strings belong together.
+"""How a question becomes a prompt: one record with its text, its reward and its stop strings, which belong together.
 
 A prompt file is plain text with ``{question}`` where the question goes. One line break at the very end of the file
 (which editors add) is not part of the prompt.

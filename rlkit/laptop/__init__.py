@@ -1,0 +1,7 @@
+"""The laptop testbed's base model: its weights and tokenizer (``model/``) and the recipe that rebuilds them."""
+from pathlib import Path
+
+
+def model_path() -> Path:
+    """Folder of the shipped base model; ``AutoModelForCausalLM`` and ``AutoTokenizer`` load it as any other."""
+    return Path(__file__).parent / "model"

@@ -1,0 +1,195 @@
+"""The synthetic text the laptop's base model is pretrained on: one document at a time, all drawn from one seed.
+
+It imitates what makes a base model a base model. The same word problems appear in many formats (worked answers ending
+in ``#### n``, boxed answers, bare question lists, conversations); the think/answer format that RL will reward is rare;
+some reasoning is wrong, some documents stop half-way. How often the rare format is right is the dial for the accuracy
+that RL starts from. Questions of the validation split never appear (``draw_train_story``).
+"""
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from rlkit.problems import Step, Story, draw_story, split_of
+from rlkit.prompts import SLOT, load_prompt
+
+WRONG = 0.12                    # share of worked answers with one altered number
+CUT = 0.05                      # share of documents that stop half-way
+QA_HEADERS = [("Question: ", "\nAnswer:"), ("Q: ", "\nA:"), ("Problem: ", "\nSolution:"), ("", "\n")]
+
+PREAMBLE = load_prompt("r1_zero").template.split("User:")[0]
+BOX_ASK = load_prompt("question_only").template.split(SLOT)[1]
+
+
+def documents(seed: int) -> Iterator[str]:
+    """An endless stream of documents, the same for the same seed."""
+    rng = random.Random(f"corpus {seed}")
+    kinds, weights = zip(*KINDS)
+    while True:
+        text = rng.choices(kinds, weights)[0](rng)
+        yield text[:rng.randint(20, len(text))] if rng.random() < CUT and len(text) > 20 else text
+
+
+def draw_train_story(rng: random.Random) -> Story:
+    """A word problem that is not one of the validation split's."""
+    while True:
+        story = draw_story(rng)
+        if split_of(story.question) == "train":
+            return story
+
+
+# ---- solutions -----------------------------------------------------------------------------------------------------
+
+def solve(rng: random.Random, story: Story, style: str, wrong: float = WRONG) -> tuple[str, int]:
+    """A worked solution and the answer it ends with, wrong with probability ``wrong``.
+
+    style "short": "15 + 6 = 21. 21 - 5 = 16."; "long": "Tom has 15 plums. Then Tom has 15 + 6 = 21 plums."
+    A wrong one has a number altered in one step and goes on from there, as people do.
+    """
+    steps = list(story.steps)
+    if rng.random() < wrong:
+        steps = _slip(rng, steps)
+    if style == "short":
+        return " ".join(f"{s.left} {s.op} {s.right} = {s.result}." for s in steps), steps[-1].result
+    lines = [f"{story.name} has {story.start} {story.things}."] if story.start is not None else []
+    for s in steps:
+        lines.append(f"{'Then ' if lines else ''}{s.name} has {s.left} {s.op} {s.right} = {s.result} {story.things}.")
+    return " ".join(lines), steps[-1].result
+
+
+def _slip(rng: random.Random, steps: list[Step]) -> list[Step]:
+    at, by = rng.randrange(len(steps)), rng.choice([-2, -1, 1, 2, 10])
+    out = list(steps[:at])
+    for i, s in enumerate(steps[at:], at):
+        left = out[-1].result if i > at else s.left
+        right = max(1, s.right + by) if i == at else s.right
+        result = {"+": left + right, "-": left - right, "*": left * right}[s.op]
+        out.append(Step(s.name, left, s.op, right, max(0, result)))
+    return out
+
+
+def _style(rng: random.Random) -> str:
+    return "short" if rng.random() < 0.4 else "long"
+
+
+# ---- kinds of documents --------------------------------------------------------------------------------------------
+
+def question_answer(rng: random.Random) -> str:
+    """One worked problem, mostly ending in '#### n'."""
+    story, (head, tail) = draw_train_story(rng), rng.choice(QA_HEADERS)
+    work, answer = solve(rng, story, _style(rng))
+    end = f"\n#### {answer}" if rng.random() < 0.75 else rng.choice(["", f" The answer is {answer}."])
+    return f"{head}{story.question}{tail} {work}{end}"
+
+
+def worked_list(rng: random.Random) -> str:
+    """Two to four worked problems in one format: where a model learns to go on as the page began."""
+    (head, tail), style = rng.choice(QA_HEADERS), _style(rng)
+    end = rng.choice(["\n#### {}", " The answer is {}.", " \\boxed{{{}}}"])
+    parts = []
+    for _ in range(rng.randint(2, 4)):
+        story = draw_train_story(rng)
+        work, answer = solve(rng, story, style)
+        parts.append(f"{head}{story.question}{tail} {work}{end.format(answer)}")
+    return "\n\n".join(parts)
+
+
+def question_list(rng: random.Random) -> str:
+    """Questions only, as on an exercise sheet."""
+    questions = [draw_train_story(rng).question for _ in range(rng.randint(2, 5))]
+    if rng.random() < 0.5:
+        questions = [f"{i}. {question}" for i, question in enumerate(questions, 1)]
+    return "\n".join(questions)
+
+
+def boxed(rng: random.Random) -> str:
+    """The question_only prompt: often worked and boxed, sometimes boxed at once, not boxed, or ignored."""
+    story = draw_train_story(rng)
+    ask = BOX_ASK if rng.random() < 0.6 else rng.choice(
+        [" Put the answer in a box.", " Give your final answer in \\boxed{}.", " Box the answer."])
+    work, answer = solve(rng, story, _style(rng))
+    draw = rng.random()
+    if draw < 0.5:
+        reply = f"{work} {rng.choice(['So the answer is ', '', 'Answer: '])}\\boxed{{{answer}}}."
+    elif draw < 0.68:
+        reply = f"\\boxed{{{answer}}}."
+    elif draw < 0.84:
+        reply = f"{work} The answer is {answer}."
+    else:
+        reply = draw_train_story(rng).question + (ask if rng.random() < 0.5 else "")
+    return f"{story.question}{ask}{rng.choice([' ', chr(10)])}{reply}"
+
+
+def conversation(rng: random.Random) -> str:
+    """User and Assistant without any tags."""
+    turns = []
+    for _ in range(rng.choices([1, 2, 3], [60, 25, 15])[0]):
+        story = draw_train_story(rng)
+        work, answer = solve(rng, story, _style(rng))
+        end = rng.choice(["", f" So the answer is {answer}.", f" The answer is {answer}.", f"\n#### {answer}"])
+        turns.append(f"User: {story.question}\nAssistant: {work}{end}")
+    return "\n".join(turns)
+
+
+def drill(rng: random.Random) -> str:
+    """Bare arithmetic, in the ranges the problems need."""
+    sums = []
+    for _ in range(rng.randint(6, 14)):
+        op = rng.choice("++--*")
+        if op == "+":
+            a, b = rng.randint(1, 75), rng.randint(1, 25)
+        elif op == "-":
+            a = rng.randint(2, 99)
+            b = rng.randint(1, min(a - 1, 25))
+        else:
+            a = rng.randint(2, 24)
+            b = rng.randint(2, min(12 if a <= 5 else 4, 60 // a))
+        sums.append(f"{a} {op} {b} = {({'+': a + b, '-': a - b, '*': a * b}[op])}")
+    return rng.choice([". ", "\n", ", "]).join(sums)
+
+
+THINK_OK = 0.08
+THINK_ENDINGS = [               # how a turn goes on after its reasoning, and how often; {0} is the answer
+    (" </think> <answer> {0} </answer>", THINK_OK),                      # the format RL will reward
+    (" </think>\n<answer> {0} </answer>", 0.14),                         # nearly
+    (" </think>\nThe answer is {0}.", 0.16),
+    (" <answer> {0} </answer>", 0.09),
+    ("\n#### {0}", 0.14),
+    (" So the answer is \\boxed{{{0}}}.", 0.08),
+    (" The answer is {0}.", 0.14),
+    (None, 0.06),                                                        # echoes the question
+    ("\nUser: {1}\nAssistant: {0}", 0.11),                               # runs on into another turn
+]
+
+
+def think_answer(rng: random.Random) -> str:
+    """The r1_zero prompt, whose format few documents follow."""
+    story = draw_train_story(rng)
+    return f"{PREAMBLE}User: {story.question}\nAssistant: <think>" + _think_reply(rng, story, wrong=0.2)
+
+
+def think_turns(rng: random.Random) -> str:
+    """Two or three turns that keep to one format, whichever it is: what makes worked examples in a prompt help."""
+    ending, style, turns = _ending(rng), _style(rng), []
+    for _ in range(rng.randint(2, 3)):
+        story = draw_train_story(rng)
+        turns.append(f"User: {story.question}\nAssistant: <think>{_think_reply(rng, story, WRONG, ending, style)}")
+    return (PREAMBLE if rng.random() < 0.7 else "") + "\n".join(turns)
+
+
+def _ending(rng: random.Random) -> str | None:
+    endings, weights = zip(*THINK_ENDINGS)
+    return rng.choices(endings, weights)[0]
+
+
+def _think_reply(rng: random.Random, story: Story, wrong: float, ending: str | None = "", style: str = "") -> str:
+    if ending == "":
+        ending = _ending(rng)
+    if ending is None:
+        return " " + story.question
+    work, answer = solve(rng, story, style or _style(rng), wrong)
+    return " " + work + ending.format(answer, draw_train_story(rng).question)
+
+
+KINDS = [(question_answer, 0.24), (worked_list, 0.13), (question_list, 0.06), (boxed, 0.12), (conversation, 0.15),
+         (drill, 0.16), (think_answer, 0.08), (think_turns, 0.06)]

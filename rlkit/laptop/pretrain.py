@@ -1,0 +1,212 @@
+"""Rebuild the laptop's base model from nothing: tokenizer, pretraining, figures. ``python -m rlkit.laptop.pretrain``
+
+A four-layer Olmo2 of about a million parameters reads a few million tokens of ``corpus.documents``. The matrices learn
+by Muon (https://kellerjordan.github.io/posts/muon/), everything else by AdamW. One seed fixes every number on one
+machine; another CPU or thread count rounds differently and gives a slightly different model.
+"""
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import time
+from collections import defaultdict
+from datetime import date
+from itertools import islice
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn.functional import cross_entropy
+from transformers import GenerationConfig, Olmo2Config, Olmo2ForCausalLM, PreTrainedTokenizerFast
+
+from rlkit.laptop import model_path
+from rlkit.laptop.corpus import documents
+from rlkit.progress import progress
+
+RECIPE = dict(
+    version=1, seed=0, threads=2,
+    vocab_size=640, tokenizer_docs=6000,
+    hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=352,     # heads of 32
+    steps=1000, rows=5, row_tokens=448,
+    muon_lr=0.02, muon_weight_decay=0.01, adam_lr=3e-3, warmup=60, final_lr=0.05, max_grad_norm=1.0,
+)
+PAD, EOS = "<|pad|>", "<|endoftext|>"
+# a word with its space, one digit with its space, a run of other signs with its space, or a single white space
+PRETOKEN = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s"
+
+
+def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE with single digits; pad is 0, end of text 1, and encoding adds neither."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(PRETOKEN), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[PAD, EOS], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token=PAD, eos_token=EOS, padding_side="right",
+                                   clean_up_tokenization_spaces=False, model_max_length=1024)
+
+
+def batches(tokenizer, seed: int, rows: int, row_tokens: int):
+    """Endless (rows, row_tokens) int64 batches. Each row starts with a document; the last one in it is cut off."""
+    stream, eos, batch = documents(seed), tokenizer.eos_token_id, []
+    while True:
+        docs = tokenizer(list(islice(stream, 512)), add_special_tokens=False)["input_ids"]
+        row = []
+        for ids in docs:
+            row += ids + [eos]
+            if len(row) >= row_tokens:
+                batch.append(row[:row_tokens])
+                row = []
+                if len(batch) == rows:
+                    yield torch.tensor(batch)
+                    batch = []
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update is replaced by the nearest orthogonal matrix, for the 2-D weights of the layers."""
+
+    def __init__(self, params, lr: float, momentum: float = 0.95, weight_decay: float = 0.0):
+        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            by_shape = defaultdict(list)
+            for p in group["params"]:
+                m = self.state[p].setdefault("momentum", torch.zeros_like(p)).lerp_(p.grad, 1 - group["momentum"])
+                by_shape[p.shape].append((p, p.grad.lerp(m, group["momentum"])))
+            for shape, pairs in by_shape.items():
+                updates = orthogonalize(torch.stack([update for _, update in pairs]))
+                for (p, _), update in zip(pairs, updates):
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+                    p.add_(update, alpha=-group["lr"] * max(1, shape[0] / shape[1]) ** 0.5)
+
+
+def orthogonalize(g: torch.Tensor, steps: int = 5) -> torch.Tensor:
+    """Newton-Schulz in float32 on a stack of matrices (n, rows, cols): singular values come to lie near 1."""
+    wide = g.shape[-2] <= g.shape[-1]
+    x = g if wide else g.mT
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(steps):
+        a = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x if wide else x.mT
+
+
+def pretrain(recipe: dict) -> tuple[Olmo2ForCausalLM, PreTrainedTokenizerFast, dict]:
+    """Train tokenizer and model; returns them and a record of what happened (corpus statistics, losses, seconds)."""
+    r = argparse.Namespace(**recipe)
+    torch.set_num_threads(r.threads)
+    torch.manual_seed(r.seed)
+    started, cpu_started = time.perf_counter(), time.process_time()
+
+    texts = list(islice(documents(r.seed), r.tokenizer_docs))
+    tokenizer = train_tokenizer(texts, r.vocab_size)
+    n_tokens = sum(len(ids) for ids in tokenizer(texts)["input_ids"])
+    model = Olmo2ForCausalLM(Olmo2Config(
+        vocab_size=len(tokenizer), hidden_size=r.hidden_size, num_hidden_layers=r.num_hidden_layers,
+        num_attention_heads=r.num_attention_heads, num_key_value_heads=r.num_attention_heads,
+        intermediate_size=r.intermediate_size, max_position_embeddings=1024, tie_word_embeddings=False,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None, dtype="float32"))
+
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and ".layers." in name]
+    others = [p for name, p in model.named_parameters() if not (p.ndim == 2 and ".layers." in name)]
+    optimizers = [Muon(matrices, lr=r.muon_lr, weight_decay=r.muon_weight_decay),
+                  torch.optim.AdamW(others, lr=r.adam_lr, betas=(0.9, 0.95), weight_decay=0.0)]
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
+        (step + 1) / r.warmup, 1 - (1 - r.final_lr) * step / r.steps)) for optimizer in optimizers]
+
+    held_out = list(islice(batches(tokenizer, r.seed + 1, r.rows, r.row_tokens), 10))
+    losses, bar = [], progress(total=r.steps, desc="pretraining")
+    for step, ids in enumerate(islice(batches(tokenizer, r.seed, r.rows, r.row_tokens), r.steps), 1):
+        loss = next_token_loss(model, ids)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), r.max_grad_norm)
+        for optimizer, schedule in zip(optimizers, schedules):
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad(set_to_none=True)
+        bar.update()
+        if step % 100 == 0 or step == r.steps:
+            with torch.no_grad():
+                held_out_loss = sum(next_token_loss(model, batch).item() for batch in held_out) / len(held_out)
+            losses.append({"step": step, "train": round(loss.item(), 4), "held_out": round(held_out_loss, 4)})
+            bar.set_postfix(held_out_loss=f"{held_out_loss:.3f}")
+    bar.close()
+    return model.eval(), tokenizer, {
+        "tokens": r.steps * r.rows * r.row_tokens, "losses": losses,
+        "corpus": {"tokens_per_document": round(n_tokens / len(texts), 1), "vocab_size": len(tokenizer)},
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "wall_seconds": round(time.perf_counter() - started), "cpu_seconds": round(time.process_time() - cpu_started)}
+
+
+def next_token_loss(model, ids: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy (nats) of each token given those before it; ids (rows, tokens)."""
+    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+    return cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+def save(out: Path, model, tokenizer, provenance: dict) -> None:
+    """Weights (float32 safetensors), config, tokenizer, generation_config and provenance.json."""
+    out.mkdir(parents=True, exist_ok=True)
+    model.generation_config = GenerationConfig(pad_token_id=tokenizer.pad_token_id,
+                                               eos_token_id=tokenizer.eos_token_id)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    provenance["sha256"] = hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
+    (out / "provenance.json").write_text(json.dumps(provenance, indent=2) + "\n")
+
+
+def base_figures(model, tokenizer, n: int = 512, seed: int = 0) -> dict:
+    """Accuracy, format rate and their standard errors on ``n`` validation problems, for each prompt, at T = 1."""
+    from rlkit.evaluation import evaluate
+    from rlkit.problems import generate_problems
+    from rlkit.prompts import load_prompt, prompt_names
+    from rlkit.samplers import make_sampler
+    problems, sampler = generate_problems(n, "validation"), make_sampler("transformers", model, tokenizer)
+    figures = {}
+    for name in prompt_names():
+        result = evaluate(sampler, problems, load_prompt(name), max_tokens=64, seed=seed)
+        rate = result.format_rate
+        figures[name] = {"n": n, "accuracy": result.accuracy, "accuracy_se": result.accuracy_se,
+                         "format_rate": rate, "format_rate_se": (rate * (1 - rate) / n) ** 0.5}
+    return figures
+
+
+def machine() -> dict:
+    """Where this ran: processor, system, versions, and the commit of the recipe if there is one."""
+    import transformers
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
+                            cwd=Path(__file__).parent).stdout.strip() or None
+    return {"machine": f"{os.cpu_count()} x {platform.machine()}, {platform.system()}", "python":
+            platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
+            "commit": commit, "date": str(date.today())}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=model_path(), help="folder to write (default: the package's own)")
+    parser.add_argument("--steps", type=int, default=RECIPE["steps"])
+    parser.add_argument("--seed", type=int, default=RECIPE["seed"])
+    parser.add_argument("--threads", type=int, default=RECIPE["threads"])
+    parser.add_argument("--no-figures", action="store_true", help="skip measuring the base model's accuracy")
+    args = parser.parse_args()
+    recipe = RECIPE | {"steps": args.steps, "seed": args.seed, "threads": args.threads}
+    model, tokenizer, record = pretrain(recipe)
+    provenance = {"recipe": recipe, **record, **machine()}
+    if not args.no_figures:
+        provenance["base"] = base_figures(model, tokenizer)
+    save(args.out, model, tokenizer, provenance)
+    print(f"{args.out}: {record['parameters'] / 1e6:.2f} M parameters, held-out loss "
+          f"{record['losses'][-1]['held_out']}, {record['wall_seconds']} s ({record['cpu_seconds']} CPU s)")
+
+
+if __name__ == "__main__":
+    main()
