@@ -1,0 +1,333 @@
+"""Sampling in process, from any causal language model of transformers, on CPU, CUDA or MPS.
+
+The loop is the textbook one: feed a token, get logits, draw the next token. Around it: the prompts' shared parts are
+computed once (see shared_prefix), responses that are done leave the batch, and stop strings are found in the text.
+"""
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from hashlib import blake2b
+
+import torch
+
+from rlkit.progress import progress
+from rlkit.samplers.base import Completion, SamplingParams
+
+
+# --- distributions -----------------------------------------------------------------------------------------------
+
+def penalize_repetition(logits: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch.Tensor:
+    """Makes tokens that occurred before less likely: positive logits are divided by ``penalty``, negative multiplied.
+
+    logits: (rows, vocab). seen: (rows, vocab) bool, tokens of the prompt and of the response so far.
+    Source: Keskar et al. 2019, CTRL, section 4.1, in the sign-aware form that transformers and vLLM use.
+    """
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def sampling_log_probs(logits: torch.Tensor, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0,
+                       min_p: float = 0.0) -> torch.Tensor:
+    """Log-probabilities (rows, vocab), float32, of the distribution that is sampled from; -inf for what is cut off.
+
+    Temperature first; then min-p (keep p >= min_p * max p), top-k (keep the k likeliest), top-p (keep the fewest of
+    the likeliest whose probabilities, among those kept so far, add up to at least top_p): vLLM's order. What is kept
+    is normalised again. All off: log_softmax(logits / temperature).
+
+    >>> sampling_log_probs(torch.tensor([[.5, .3, .2]]).log(), top_p=.7).exp()
+    tensor([[0.6250, 0.3750, 0.0000]])
+    """
+    log_probs = (logits.float() / temperature).log_softmax(dim=-1)
+    if min_p > 0:
+        too_small = log_probs < log_probs.amax(dim=-1, keepdim=True) + math.log(min_p)
+        log_probs = log_probs.masked_fill(too_small, -math.inf)
+    if 0 < top_k < log_probs.shape[-1] or top_p < 1:
+        ordered, index = log_probs.sort(dim=-1, descending=True, stable=True)
+        if top_k > 0:
+            ordered[:, top_k:] = -math.inf
+        if top_p < 1:
+            probs = ordered.softmax(dim=-1)
+            ordered = ordered.masked_fill(probs.cumsum(dim=-1) - probs >= top_p, -math.inf)
+        log_probs = torch.empty_like(log_probs).scatter_(-1, index, ordered)
+    return log_probs if min_p <= 0 and top_k <= 0 and top_p >= 1 else log_probs.log_softmax(dim=-1)
+
+
+def draw(log_probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """One token per row by inverting the cumulative distribution; a token of probability 0 is never drawn.
+
+    log_probs: (rows, vocab). uniforms: (rows,) float64 in [0, 1). Returns (rows,) long.
+    """
+    double = torch.float32 if log_probs.device.type == "mps" else torch.float64      # MPS has no float64
+    cumulative = log_probs.exp().cumsum(dim=-1, dtype=double)
+    total = cumulative[:, -1:]
+    target = uniforms.to(log_probs.device, double)[:, None] * total
+    below = torch.nextafter(total, torch.zeros_like(total))                         # rounding must not reach the total
+    return torch.searchsorted(cumulative, torch.minimum(target, below), right=True).squeeze(-1)
+
+
+def row_uniforms(seed: int, prompt_index: int, copy: int, count: int) -> torch.Tensor:
+    """The (count,) float64 uniforms of one response, a function of these numbers alone.
+
+    So a response's randomness depends neither on the batch it is computed in nor on when other rows end, two equal
+    prompts never get the same one, and a larger ``count`` only continues the stream.
+    """
+    key = int.from_bytes(blake2b(f"{seed}/{prompt_index}/{copy}".encode(), digest_size=4).digest(), "little")
+    return torch.rand(count, generator=torch.Generator().manual_seed(key), dtype=torch.float64)
+
+
+# --- stop strings ------------------------------------------------------------------------------------------------
+
+class StopStrings:
+    """Finds stop strings in growing responses without decoding every response at every step.
+
+    Only tokens whose text can hold the END of a stop string (`candidates`) make it look, and then at a tail of the
+    response only. What counts in the end is the decoded text: see `cut`.
+    """
+
+    def __init__(self, stop: tuple[str, ...], tokenizer, token_texts: list[str]):
+        self.stop, self.tokenizer = stop, tokenizer
+        self.special = set(tokenizer.all_special_ids)
+        self.tail = max((len(s.encode()) for s in stop), default=0) + 4       # a token is at least one byte of text
+        ends = {s[k:] for s in stop for k in range(1, len(s))}
+        broken = any(not s.isascii() for s in stop)                           # may share a character with another token
+        self.candidates = torch.tensor([
+            any(s in text for s in stop) or any(text.startswith(end) for end in ends) or (broken and "\ufffd" in text)
+            for text in token_texts])
+
+    def text(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def met(self, ids: list[int]) -> bool:
+        """Whether a stop string ends in the last of ``ids``, or near it."""
+        tail = [i for i in ids[-2 * self.tail:] if i not in self.special][-self.tail:]
+        text = self.text(tail)
+        return any(s in text for s in self.stop)
+
+    def cut(self, ids: list[int]) -> tuple[str, int | None]:
+        """(text of ``ids`` up to and with the stop string that ends first, number of ids up to the one that completed it).
+
+        (whole text, None) where no stop string occurs.
+        """
+        text = self.text(ids)
+        ends = [text.find(s) + len(s) for s in self.stop if s in text]
+        if not ends:
+            return text, None
+        low, high = 1, len(ids)                                               # fewest ids whose text has a stop string
+        while low < high:
+            middle = (low + high) // 2
+            part = self.text(ids[:middle])
+            if any(s in part for s in self.stop):
+                high = middle
+            else:
+                low = middle + 1
+        return text[:min(ends)], low
+
+
+def token_texts(tokenizer, size: int) -> list[str]:
+    """The text that each of ``size`` ids adds after another token; special and unknown ids add none."""
+    known = min(size, len(tokenizer))
+    special = set(tokenizer.all_special_ids)
+    anchor = next((ids for ids in (tokenizer.encode(c, add_special_tokens=False) for c in "a.0") if ids), [])
+    decode = dict(skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    start = len(tokenizer.decode(anchor, **decode))
+    texts = tokenizer.batch_decode([anchor + [i] for i in range(known)], **decode)
+    return ["" if i in special else text[start:] for i, text in enumerate(texts)] + [""] * (size - known)
+
+
+# --- the sampler -------------------------------------------------------------------------------------------------
+
+class TransformersSampler:
+    """Samples with the model object that is being trained: nothing is copied, `sync_weights` has nothing to do.
+
+    model: any causal LM of transformers. tokenizer: its tokenizer.
+    batch_size: most responses computed at once. None: 512; lower it where memory is short.
+    compact_at: share of finished rows at which they are dropped from the batch, in (0, 1].
+    eos_token_ids: ids that end a response. None: those of the tokenizer, the model's config and its generation config
+        (from which nothing else is ever taken).
+    disable_progress: True hides the progress bar; None shows it where somebody watches.
+
+    Log-probs are those of `sampling_log_probs` for the token drawn. At temperature 0 the likeliest token is taken
+    and its log-prob is reported at temperature 1, as vLLM does (a point mass would make them all 0).
+
+    The same seed, prompts and weights give the same responses. Random numbers belong to (seed, index of the prompt,
+    index of the copy), so they do not change with batch_size, compact_at, n or max_tokens; the logits may differ in
+    their last bits between batch shapes, so on a change of those a near tie may, rarely, fall the other way.
+    """
+
+    def __init__(self, model, tokenizer, *, batch_size: int | None = None, compact_at: float = 0.25,
+                 eos_token_ids: list[int] | None = None, disable_progress: bool | None = True):
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise ValueError(f"model: got the encoder-decoder {type(model).__name__}, expected a causal language model")
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size: got {batch_size}, expected at least 1 or None")
+        if not 0 < compact_at <= 1:
+            raise ValueError(f"compact_at: got {compact_at}, expected a share in (0, 1]")
+        self.model, self.tokenizer = model, tokenizer
+        self.batch_size = batch_size or 512
+        self.compact_at = compact_at
+        self.eos_token_ids = _eos_ids(model, tokenizer) if eos_token_ids is None else sorted(set(eos_token_ids))
+        self.disable_progress = disable_progress
+        self._decoder = None
+        self._token_texts, self._stop = None, {}
+
+    def generate(self, prompts: list[str], params: SamplingParams, n: int = 1) -> list[list[Completion]]:
+        """``n`` completions per prompt, in order. No special tokens are added to the prompts.
+
+        Raises ValueError for values out of range, an empty prompt, or a prompt that leaves no room for max_tokens.
+        """
+        _check(params, n)
+        prompt_ids = self._encode(prompts, params.max_tokens)
+        if not prompts:
+            return []
+        rows = {(i, copy): None for i in range(len(prompts)) for copy in range(n)}
+        with torch.inference_mode(), _evaluating(self.model), \
+                progress(total=len(rows), desc="sampling", disable=self.disable_progress) as bar:
+            for batch in self._batches(prompt_ids, n):
+                for row, completion in self._generate_batch(prompt_ids, batch, params):
+                    rows[row] = completion
+                bar.update(len(batch))
+        return [[rows[i, copy] for copy in range(n)] for i in range(len(prompts))]
+
+    def sync_weights(self, model: torch.nn.Module, step: int | None = None) -> None:
+        """Nothing for the model that is already held, else a copy of ``model``'s weights into it."""
+        if model is not self.model:
+            self.model.load_state_dict(model.state_dict())
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _encode(self, prompts: list[str], max_tokens: int) -> list[list[int]]:
+        if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
+            raise ValueError(f"prompts: got {prompts!r:.80}, expected a list of strings")
+        encoded = self.tokenizer(list(prompts), add_special_tokens=False)["input_ids"] if prompts else []
+        room = getattr(self.model.config, "max_position_embeddings", None) or math.inf
+        for i, ids in enumerate(encoded):
+            if not ids:
+                raise ValueError(f"prompts[{i}]: got {prompts[i]!r}, which has no tokens; expected at least one")
+            if len(ids) + max_tokens > room:
+                raise ValueError(f"prompts[{i}]: got {len(ids)} tokens, and max_tokens={max_tokens} more do not fit; "
+                                 f"expected at most {room} together (the model's max_position_embeddings)")
+        return encoded
+
+    def _batches(self, prompt_ids: list[list[int]], n: int):
+        """Lists of at most batch_size rows (prompt index, copy), prompts of similar length together."""
+        from rlkit.samplers.shared_prefix import PlainDecoder, make_decoder
+        if self._decoder is None:
+            self._decoder = make_decoder(self.model, prompt_ids[0][0])
+        one_length = isinstance(self._decoder, PlainDecoder)
+        batch = []
+        for i in sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i])):
+            for copy in range(n):
+                other_length = one_length and batch and len(prompt_ids[batch[-1][0]]) != len(prompt_ids[i])
+                if len(batch) == self.batch_size or other_length:
+                    yield batch
+                    batch = []
+                batch.append((i, copy))
+        yield batch
+
+    def _stop_strings(self, stop: tuple[str, ...], vocabulary: int) -> StopStrings:
+        if self._token_texts is None or len(self._token_texts) != vocabulary:
+            self._token_texts, self._stop = token_texts(self.tokenizer, vocabulary), {}
+        if stop not in self._stop:
+            self._stop[stop] = StopStrings(stop, self.tokenizer, self._token_texts)
+        return self._stop[stop]
+
+    def _generate_batch(self, prompt_ids, batch, params: SamplingParams):
+        """Yields ((prompt index, copy), Completion) for every row of ``batch``."""
+        indices = list(dict.fromkeys(i for i, _ in batch))
+        counts = [sum(i == j for j, _ in batch) for i in indices]
+        logits = self._decoder.start([prompt_ids[i] for i in indices], counts)
+        device, vocabulary = logits.device, logits.shape[-1]
+        stops = self._stop_strings(tuple(params.stop), vocabulary)
+        ends = stops.candidates.to(device).clone()                   # tokens after which a row may be done
+        is_eos = torch.zeros(vocabulary, dtype=torch.bool, device=device)
+        is_eos[[i for i in self.eos_token_ids if i < vocabulary]] = True
+        ends |= is_eos
+        uniforms = torch.stack([row_uniforms(params.seed, i, copy, params.max_tokens) for i, copy in batch])
+        uniforms = uniforms.T.to(device, torch.float32 if device.type == "mps" else torch.float64)
+        seen = None
+        if params.repetition_penalty != 1:
+            seen = torch.zeros(len(batch), vocabulary, dtype=torch.bool, device=device)
+            for row, (i, _) in enumerate(batch):
+                seen[row, prompt_ids[i]] = True
+
+        tokens = torch.zeros(len(batch), params.max_tokens, dtype=torch.long, device=device)
+        log_probs = torch.zeros(len(batch), params.max_tokens, device=device)
+        lengths = [params.max_tokens] * len(batch)
+        alive = torch.arange(len(batch), device=device)              # row of ``batch`` behind each row of ``logits``
+        running = [True] * len(batch)
+        n_alive = len(batch)
+        for step in range(params.max_tokens):
+            if seen is not None:
+                logits = penalize_repetition(logits.float(), seen[alive], params.repetition_penalty)
+            if params.temperature == 0:
+                distribution = logits.float().log_softmax(dim=-1)
+                token = distribution.argmax(dim=-1)
+            else:
+                distribution = sampling_log_probs(logits, params.temperature, params.top_p, params.top_k, params.min_p)
+                token = draw(distribution, uniforms[step, alive])
+            tokens[alive, step] = token
+            log_probs[alive, step] = distribution.gather(-1, token[:, None]).squeeze(-1)
+            if seen is not None:
+                seen[alive, token] = True
+
+            look = ends[token].nonzero().squeeze(-1)
+            if len(look):
+                rows = alive[look]
+                tail = tokens[rows, max(0, step + 1 - 2 * stops.tail):step + 1].tolist()
+                for row, ids, eos in zip(rows.tolist(), tail, is_eos[token[look]].tolist()):
+                    if running[row] and (eos or stops.met(ids)):
+                        running[row], lengths[row] = False, step + 1
+                        n_alive -= 1
+            if n_alive == 0 or step + 1 == params.max_tokens:
+                break
+            if len(alive) - n_alive >= self.compact_at * len(alive):
+                keep = torch.tensor([k for k, row in enumerate(alive.tolist()) if running[row]], device=device)
+                self._decoder.keep(keep)
+                alive, token = alive[keep], token[keep]
+            logits = self._decoder.step(token)
+
+        eos = is_eos.tolist()
+        for row, (ids, log_p) in enumerate(zip(tokens.tolist(), log_probs.tolist())):
+            ids = ids[:lengths[row]]
+            text, completed = stops.cut(ids)
+            ids = ids[:completed]
+            reason = "stop" if completed is not None or eos[ids[-1]] else "length"
+            yield batch[row], Completion(text, ids, reason, log_p[:len(ids)], list(prompt_ids[batch[row][0]]))
+
+
+def _eos_ids(model, tokenizer) -> list[int]:
+    """Every id that ends a text according to the tokenizer, the model's config or its generation config."""
+    sources = (tokenizer, model.config, getattr(model, "generation_config", None))
+    found = set()
+    for ids in (getattr(source, "eos_token_id", None) for source in sources):
+        found.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
+    return sorted(found)
+
+
+@contextmanager
+def _evaluating(model):
+    """The model in eval mode; every module's own mode is restored."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _check(params: SamplingParams, n: int) -> None:
+    def require(name, value, ok, expected):
+        if not ok:
+            raise ValueError(f"{name}: got {value!r}, expected {expected}")
+    require("n", n, n >= 1, "at least 1")
+    require("max_tokens", params.max_tokens, params.max_tokens >= 1, "at least 1")
+    require("temperature", params.temperature, 0 <= params.temperature < math.inf, "a finite number >= 0")
+    require("top_p", params.top_p, 0 < params.top_p <= 1, "a share in (0, 1]")
+    require("top_k", params.top_k, params.top_k >= 0, "at least 0 (0 is off)")
+    require("min_p", params.min_p, 0 <= params.min_p <= 1, "a share in [0, 1]")
+    require("repetition_penalty", params.repetition_penalty, 0 < params.repetition_penalty < math.inf, "a number > 0")
+    require("stop", params.stop, not isinstance(params.stop, str) and all(isinstance(s, str) and s for s in params.stop),
+            "a tuple of non-empty strings")
