@@ -8,7 +8,7 @@ from math import isfinite
 import torch
 
 from rlkit.advantages import compute_group_normalized_rewards, compute_rollout_rewards
-from rlkit.log_probs import get_response_log_probs
+from rlkit.log_probs import get_response_log_probs, get_shared_prefix_log_probs
 from rlkit.losses import (aggregate_loss_across_microbatch, check_loss_normalization, check_reweighting,
                           compute_policy_gradient_loss)
 from rlkit.tokenization import tokenize_prompt_and_output
@@ -19,8 +19,8 @@ def grpo_train_step(model, tokenizer, optimizer, gradient_accumulation_steps, ma
                     advantage_eps=1e-6, advantage_normalizer="std", importance_reweighting_method="none",
                     old_log_probs=None, cliprange=None, loss_normalization="sequence", normalization_constant=None, *,
                     response_token_ids=None, prompt_token_ids=None, temperature=1.0, advantages=None,
-                    rewards_metadata=None, autocast_dtype=None, tis_weights=None, shared_prefix=True,
-                    entropy_rows="all"):
+                    rewards_metadata=None, autocast_dtype=None, tis_weights=None, sampler_log_probs=None,
+                    shared_prefix=True, entropy_rows="all"):
     """Reward, normalise, score, accumulate gradients, take ONE optimizer step.
 
     Args (B is the train batch, the number of responses; T the longest row minus 1):
@@ -41,6 +41,7 @@ def grpo_train_step(model, tokenizer, optimizer, gradient_accumulation_steps, ma
         autocast_dtype: such as torch.bfloat16, for mixed precision around the forward pass; None for none.
         tis_weights: B lists or 1-D tensors, one detached factor per response token, multiplied into the loss
             (truncated importance sampling between the sampling engine and the trainer).
+        sampler_log_probs: as old_log_probs, the sampling engine's own; only compared with the model's and logged.
         shared_prefix: score the prompt once per group where the model can (see ``get_shared_prefix_log_probs``).
         entropy_rows: "all" also scores the pruned rows, without gradient, so that the entropy covers the whole batch;
             "kept" leaves them out altogether, which is cheaper and lets the entropy depend on the pruning.
@@ -48,22 +49,24 @@ def grpo_train_step(model, tokenizer, optimizer, gradient_accumulation_steps, ma
     Rows of advantage zero have no gradient and are never passed through the model with one, but they keep counting
     in every divisor: loss and gradient are those of the unpruned batch. (A method that is a function is given every
     row, since its loss need not be proportional to the advantage.) If no row is left the loss is 0 and the optimizer
-    still steps, with zero gradients, as it would unpruned. A gradient that is not finite is never applied: the step
-    is skipped with a warning.
+    still steps, with zero gradients, as it would unpruned. Empty responses are not passed through the model at all.
+    A gradient that is not finite is never applied: that step is skipped with a warning.
 
     Returns:
         (loss, metadata). loss is a detached scalar. metadata holds plain numbers: loss, grad_norm (before clipping),
         token_entropy (mean over response tokens, nats), reward, format_reward, answer_reward (means),
         clip_fraction, clip_fraction_low, clip_fraction_high (of all the batch's response tokens, or sequences for
-        "gspo"), ratio_min and ratio_max (with old_log_probs), response_length (mean tokens), rows_used (rows with
-        gradient), lr, and the group statistics of ``compute_group_normalized_rewards``. Afterwards every gradient
-        is None.
+        "gspo"), ratio_min and ratio_max (with old_log_probs), logprob_gap_mean and logprob_gap_max (the distance
+        |model - sampler|, with sampler_log_probs), response_length (mean tokens), rows_used (rows with gradient), lr,
+        and the group statistics of ``compute_group_normalized_rewards`` (pass_at_k is a list). What is not finite
+        is left out. Afterwards every gradient is None.
 
     Raises:
         ValueError: whatever the components refuse, before the model is touched.
 
     Source: the handout's sections 4.2.4, 5.4 and 6.4.
     """
+    _check_step(gradient_accumulation_steps, max_grad_norm, entropy_rows)
     check_reweighting(importance_reweighting_method, old_log_probs, cliprange)
     check_loss_normalization(loss_normalization, normalization_constant)
     metadata = dict(rewards_metadata or {})
@@ -72,18 +75,18 @@ def grpo_train_step(model, tokenizer, optimizer, gradient_accumulation_steps, ma
         advantages, groups = compute_group_normalized_rewards(raw_rewards, group_size, baseline, advantage_eps,
                                                               advantage_normalizer)
         metadata |= means | groups
-    batch = make_train_batch(model, tokenizer, repeated_prompts, rollout_responses, advantages,
-                             response_token_ids, prompt_token_ids, old_log_probs, tis_weights)
-    n_rows = len(batch["advantages"])
-    has_gradient = batch["advantages"] != 0
-    if callable(importance_reweighting_method):
-        has_gradient = torch.ones_like(has_gradient)
-    rows_per_microbatch = -(-n_rows // gradient_accumulation_steps)
-    passes = [(rows, True) for rows in split_rows(batch, has_gradient, rows_per_microbatch)]
-    if entropy_rows == "all":
-        passes += [(rows, False) for rows in split_rows(batch, ~has_gradient, rows_per_microbatch)]
+    batch = make_train_batch(model, tokenizer, repeated_prompts, rollout_responses, response_token_ids,
+                             prompt_token_ids, advantages=advantages, old_log_probs=old_log_probs,
+                             tis_weights=tis_weights, sampler_log_probs=sampler_log_probs)
 
-    optimizer.zero_grad(set_to_none=True)
+    n_rows = len(batch["advantages"])
+    not_empty = batch["response_mask"].any(dim=1)
+    learn = not_empty & (callable(importance_reweighting_method) | (batch["advantages"] != 0))
+    rows_per_microbatch = -(-n_rows // gradient_accumulation_steps)
+    passes = [(rows, True) for rows in split_rows(batch, learn, rows_per_microbatch, shared_prefix)]
+    if entropy_rows == "all":
+        passes += [(rows, False) for rows in split_rows(batch, not_empty & ~learn, rows_per_microbatch, shared_prefix)]
+
     model.zero_grad(set_to_none=True)
     batch_loss, statistics = 0.0, []
     for rows, with_gradient in passes:
@@ -91,33 +94,31 @@ def grpo_train_step(model, tokenizer, optimizer, gradient_accumulation_steps, ma
         with torch.set_grad_enabled(with_gradient):
             scored = score(model, part, temperature, autocast_dtype, shared_prefix)
             per_token_loss, stats = compute_policy_gradient_loss(
-                part["advantages"], scored["log_probs"], importance_reweighting_method, part["old_log_probs"],
+                part["advantages"], scored["log_probs"], importance_reweighting_method, part.get("old_log_probs"),
                 cliprange, part["response_mask"])
-            if part["tis_weights"] is not None:
+            if "tis_weights" in part:
                 per_token_loss = per_token_loss * part["tis_weights"]
             loss = aggregate_loss_across_microbatch(per_token_loss, part["response_mask"], loss_normalization,
                                                     normalization_constant)
-        if loss_normalization == "sequence":  # the mean over these rows -> their share of the whole batch's mean
-            loss = loss * (len(rows) / n_rows)
+            if loss_normalization == "sequence":  # the mean over these rows -> their share of the whole batch's mean
+                loss = loss * (len(rows) / n_rows)
         if with_gradient:
             loss.backward()
             batch_loss += loss.item()
-        statistics.append(stats | {"n_tokens": part["response_mask"].sum(),
-                                   "entropy_sum": scored["token_entropy"].detach().sum()})
+        statistics.append(_microbatch_statistics(stats, scored, part))
 
     grad_norm = optimizer_step(model, optimizer, max_grad_norm)
     metadata |= _batch_statistics(statistics, batch, importance_reweighting_method == "gspo")
-    metadata |= {"loss": batch_loss, "rows_used": int(has_gradient.sum()), "lr": optimizer.param_groups[0]["lr"]}
-    if grad_norm is not None:
-        metadata["grad_norm"] = grad_norm
-    return torch.tensor(batch_loss), metadata
+    metadata |= {"loss": batch_loss, "grad_norm": grad_norm, "rows_used": int(learn.sum()),
+                 "lr": optimizer.param_groups[0]["lr"]}
+    return torch.tensor(batch_loss), {k: v for k, v in metadata.items() if not isinstance(v, float) or isfinite(v)}
 
 
-def optimizer_step(model, optimizer, max_grad_norm=None):
-    """Clip, step, drop the gradients. Returns the gradient's norm before clipping, or None if it was not finite.
+def optimizer_step(model, optimizer, max_grad_norm=None) -> float:
+    """Clip, step, drop the gradients; returns the gradient's norm before clipping.
 
-    A parameter without a gradient gets zeros, so that a batch with nothing to learn steps as it would unpruned (the
-    optimizer's momentum still moves the weights).
+    A parameter without a gradient gets zeros, so that a batch with nothing to learn from steps as it would unpruned
+    (an optimizer's momentum still moves the weights). If the norm is not finite, nothing is stepped.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     for p in parameters:
@@ -130,7 +131,7 @@ def optimizer_step(model, optimizer, max_grad_norm=None):
         warnings.warn(f"the gradient's norm is {norm}: this optimizer step is skipped", stacklevel=3)
     optimizer.zero_grad(set_to_none=True)
     model.zero_grad(set_to_none=True)
-    return norm if isfinite(norm) else None
+    return norm
 
 
 def response_log_probs(model, tokenizer, repeated_prompts, rollout_responses, *, response_token_ids=None,
@@ -143,52 +144,51 @@ def response_log_probs(model, tokenizer, repeated_prompts, rollout_responses, *,
     Returns:
         a list of B float32 1-D CPU tensors, one value per response token (one less where the prompt is empty).
     """
-    batch = make_train_batch(model, tokenizer, repeated_prompts, rollout_responses, None,
-                             response_token_ids, prompt_token_ids)
-    every_row = torch.ones(len(batch["labels"]), dtype=torch.bool)
-    result = [None] * len(every_row)
-    for rows in split_rows(batch, every_row, microbatch_size):
+    batch = make_train_batch(model, tokenizer, repeated_prompts, rollout_responses, response_token_ids,
+                             prompt_token_ids)
+    result = [torch.zeros(0)] * len(batch["labels"])
+    not_empty = batch["response_mask"].any(dim=1)
+    for rows in split_rows(batch, not_empty, microbatch_size, shared_prefix):
         part = select_rows(batch, rows)
         with torch.no_grad():
-            log_probs = score(model, part, temperature, autocast_dtype, shared_prefix, False)["log_probs"].cpu()
-        for row, values, mask in zip(rows.tolist(), log_probs, part["response_mask"].cpu()):
+            scored = score(model, part, temperature, autocast_dtype, shared_prefix, return_token_entropy=False)
+        for row, values, mask in zip(rows.tolist(), scored["log_probs"].cpu(), part["response_mask"].cpu()):
             result[row] = values[mask]
     return result
 
 
-def score(model, part, temperature=1.0, autocast_dtype=None, shared_prefix=True, return_token_entropy=True):
-    """Log-probabilities (and entropies) of a microbatch's response tokens, by the quickest exact way."""
+def score(model, part, temperature=1.0, autocast_dtype=None, shared_prefix=True, return_token_entropy=True) -> dict:
+    """Log-probabilities (and entropies) of a microbatch's response tokens, as ``get_response_log_probs`` gives them."""
+    score_rows = get_shared_prefix_log_probs if shared_prefix else get_response_log_probs
     device_type = part["input_ids"].device.type
     with nullcontext() if autocast_dtype is None else torch.autocast(device_type, dtype=autocast_dtype):
-        return get_response_log_probs(model, part["input_ids"], part["labels"], return_token_entropy,
-                                      response_mask=part["response_mask"], temperature=temperature)
+        return score_rows(model, part["input_ids"], part["labels"], return_token_entropy,
+                          response_mask=part["response_mask"], temperature=temperature)
 
 
-def make_train_batch(model, tokenizer, prompts, responses, advantages=None, response_token_ids=None,
-                     prompt_token_ids=None, old_log_probs=None, tis_weights=None) -> dict:
-    """All of a train batch's rows as tensors on the model's device, checked against each other.
+def make_train_batch(model, tokenizer, prompts, responses, response_token_ids=None, prompt_token_ids=None, *,
+                     advantages=None, **per_token) -> dict:
+    """All rows of a train batch as tensors on the model's device, checked against each other.
 
-    input_ids, labels, response_mask (B, T); advantages (B,); old_log_probs and tis_weights (B, T) or None.
+    input_ids, labels, response_mask (B, T); advantages (B,) float32; each of ``per_token`` (such as old_log_probs)
+    (B, T) float32, from such a tensor or from B rows of one value per response token. What is None is left out.
     """
     batch = tokenize_prompt_and_output(prompts, responses, tokenizer, output_token_ids=response_token_ids,
                                        prompt_token_ids=prompt_token_ids)
     mask = batch["response_mask"]
     if advantages is not None:
-        advantages = torch.as_tensor(advantages).flatten()
-        if len(advantages) != len(mask) or not bool(torch.isfinite(advantages).all()):
-            raise ValueError(f"advantages: got {len(advantages)} values ({advantages.tolist()[:8]}...), expected "
-                             f"{len(mask)} finite ones, one per response")
+        advantages = torch.as_tensor(advantages, dtype=torch.float32)
+        if advantages.shape != (len(mask),) or not bool(torch.isfinite(advantages).all()):
+            raise ValueError(f"advantages: got shape {tuple(advantages.shape)} with values {advantages.tolist()[:8]}, "
+                             f"expected ({len(mask)},), one finite number per response")
         batch["advantages"] = advantages
-    batch["old_log_probs"] = _beside_labels(old_log_probs, mask, "old_log_probs")
-    batch["tis_weights"] = _beside_labels(tis_weights, mask, "tis_weights")
+    batch |= {name: _beside_labels(values, mask, name) for name, values in per_token.items() if values is not None}
     device = next(model.parameters()).device
-    return {name: None if tensor is None else tensor.to(device) for name, tensor in batch.items()}
+    return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
 def _beside_labels(values, mask, name):
-    """(B, T) float tensor beside the labels, from one such (wider right padding is cut) or from B 1-D rows."""
-    if values is None:
-        return None
+    """(B, T) float32 beside the labels, from such a tensor (wider right padding is cut) or from B 1-D rows."""
     n_rows, width = mask.shape
     if len(values) != n_rows:
         raise ValueError(f"{name}: got {len(values)} rows, expected {n_rows}, one per response")
@@ -197,47 +197,74 @@ def _beside_labels(values, mask, name):
             raise ValueError(f"{name}: got shape {tuple(values.shape)}, expected ({n_rows}, {width}) beside the labels")
         return values[:, :width].detach().float().cpu()
     rows = [torch.as_tensor(row, dtype=torch.float32).detach().cpu() for row in values]
-    lengths = mask.sum(dim=1).tolist()
-    for i, (row, length) in enumerate(zip(rows, lengths)):
-        if row.shape != (length,):
-            raise ValueError(f"{name}: got shape {tuple(row.shape)} in row {i}, expected ({length},), one value per "
-                             "response token")
-    return torch.zeros(n_rows, width).masked_scatter(mask, torch.cat(rows)) if rows else None
+    for i, (row, n_tokens) in enumerate(zip(rows, mask.sum(dim=1).tolist())):
+        if row.shape != (n_tokens,):
+            raise ValueError(f"{name}: got shape {tuple(row.shape)} in row {i}, expected ({n_tokens},), one value "
+                             "per response token")
+    return torch.zeros(n_rows, width).masked_scatter(mask, torch.cat(rows))
 
 
-def split_rows(batch, chosen, size):
-    """The chosen rows' indices, in lists of at most ``size`` rows of like length (less padding, less work)."""
-    ends = row_ends(batch)
+def split_rows(batch, chosen, size, by_response=False):
+    """The chosen rows' indices in pieces of at most ``size``, rows of like length together (less padding).
+
+    chosen: (B,) bool. The length is the whole row's, or the response's alone, if prompts are shared.
+    """
     rows = chosen.nonzero().squeeze(1)
-    rows = rows[ends[rows].argsort(stable=True)]
-    return rows.split(size) if len(rows) else []
-
-
-def row_ends(batch):
-    """(B,) one past the last position of each row that holds a response token (0 for an empty response)."""
-    mask = batch["response_mask"]
-    return (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(dim=1) if mask.shape[1] else mask.sum(1)
+    if not len(rows):
+        return ()
+    lengths = batch["response_mask"].sum(dim=1) if by_response else row_ends(batch)
+    return rows[lengths[rows].argsort(stable=True)].split(size)
 
 
 def select_rows(batch, rows) -> dict:
     """These rows of every tensor, in this order, right padding cut: one permutation for ids, masks and weights."""
-    width = max(1, int(row_ends(batch)[rows].max()))
-    return {name: None if t is None else t[rows][:, :width] if t.ndim == 2 else t[rows] for name, t in batch.items()}
+    width = int(row_ends(batch)[rows].max())
+    return {name: t[rows][:, :width] if t.ndim == 2 else t[rows] for name, t in batch.items()}
 
 
-def _batch_statistics(statistics, batch, per_sequence) -> dict:
-    """Microbatch statistics -> the batch's: counts are added, never averaged."""
-    sums = {}
-    for stats in statistics:
-        for name, value in stats.items():
-            sums.setdefault(name, []).append(float(value))
+def row_ends(batch):
+    """(B,) one past the last position at which a row has a response token; 0 without any."""
     mask = batch["response_mask"]
-    n_tokens, n_ratios = sum(sums.get("n_tokens", [])), int((mask.any(dim=1) if per_sequence else mask).sum())
-    result = {"response_length": mask.sum().item() / len(mask)}
+    return (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(dim=1)
+
+
+def _microbatch_statistics(stats, scored, part) -> dict[str, float]:
+    """The loss's statistics and the scoring's, as plain numbers."""
+    mask = part["response_mask"]
+    stats = dict(stats, n_tokens=mask.sum(), entropy_sum=scored["token_entropy"].detach().sum())
+    if "sampler_log_probs" in part:
+        gap = (scored["log_probs"].detach() - part["sampler_log_probs"]).abs()[mask]
+        stats |= {"gap_sum": gap.sum(), "gap_max": gap.max()}
+    return {name: float(value) for name, value in stats.items()}
+
+
+def _batch_statistics(statistics, batch, per_sequence) -> dict[str, float]:
+    """Microbatches' statistics -> the batch's: counts and sums are added, never averaged."""
+    names = set.intersection(*map(set, statistics)) if statistics else ()
+    seen = {name: [stats[name] for stats in statistics] for name in names}
+    mask = batch["response_mask"]
+    n_ratios = max(1, int((mask.any(dim=1) if per_sequence else mask).sum()))  # pruned rows count, as not clipped
+    n_low, n_high = (sum(seen.pop(f"n_clipped_{side}", [])) for side in ("low", "high"))
+    result = {"response_length": mask.sum().item() / len(mask), "clip_fraction": (n_low + n_high) / n_ratios,
+              "clip_fraction_low": n_low / n_ratios, "clip_fraction_high": n_high / n_ratios}
+    n_tokens = seen.pop("n_tokens", [])
     if n_tokens:
-        result["token_entropy"] = sum(sums["entropy_sum"]) / n_tokens
-    low, high = (sum(sums.get(f"n_clipped_{side}", [])) / max(n_ratios, 1) for side in ("low", "high"))
-    result |= {"clip_fraction": low + high, "clip_fraction_low": low, "clip_fraction_high": high}
-    if "ratio_min" in sums:
-        result |= {"ratio_min": min(sums["ratio_min"]), "ratio_max": max(sums["ratio_max"])}
+        result["token_entropy"] = sum(seen.pop("entropy_sum")) / sum(n_tokens)
+    if "ratio_min" in seen:
+        result |= {"ratio_min": min(seen.pop("ratio_min")), "ratio_max": max(seen.pop("ratio_max"))}
+    if "gap_sum" in seen:
+        result |= {"logprob_gap_mean": sum(seen.pop("gap_sum")) / sum(n_tokens),
+                   "logprob_gap_max": max(seen.pop("gap_max"))}
+    for name, values in seen.items():  # what a reader's own loss reports: its mean over tokens
+        if name not in result and name != "n_ratios":
+            result[name] = sum(v * n for v, n in zip(values, n_tokens)) / sum(n_tokens)
     return result
+
+
+def _check_step(gradient_accumulation_steps, max_grad_norm, entropy_rows):
+    if not isinstance(gradient_accumulation_steps, int) or gradient_accumulation_steps < 1:
+        raise ValueError(f"gradient_accumulation_steps: got {gradient_accumulation_steps!r}, expected an integer >= 1")
+    if max_grad_norm is not None and not max_grad_norm > 0:
+        raise ValueError(f"max_grad_norm: got {max_grad_norm!r}, expected a positive number or None")
+    if entropy_rows not in ("all", "kept"):
+        raise ValueError(f"entropy_rows: got {entropy_rows!r}, expected 'all' or 'kept'")
