@@ -6,6 +6,7 @@ computed once (see shared_prefix), responses that are done leave the batch, and 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from contextlib import contextmanager
 from hashlib import blake2b
 
@@ -55,14 +56,12 @@ def sampling_log_probs(logits: torch.Tensor, temperature: float = 1.0, top_p: fl
 def draw(log_probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """One token per row by inverting the cumulative distribution; a token of probability 0 is never drawn.
 
-    log_probs: (rows, vocab). uniforms: (rows,) float64 in [0, 1). Returns (rows,) long.
+    log_probs: (rows, vocab). uniforms: (rows,) in [0, 1), float64 where the device has it. Returns (rows,) long.
     """
-    double = torch.float32 if log_probs.device.type == "mps" else torch.float64      # MPS has no float64
-    cumulative = log_probs.exp().cumsum(dim=-1, dtype=double)
-    total = cumulative[:, -1:]
-    target = uniforms.to(log_probs.device, double)[:, None] * total
-    below = torch.nextafter(total, torch.zeros_like(total))                         # rounding must not reach the total
-    return torch.searchsorted(cumulative, torch.minimum(target, below), right=True).squeeze(-1)
+    cumulative = log_probs.exp().cumsum(dim=-1, dtype=uniforms.dtype)
+    below_total = cumulative[:, -1:] * (1 - 2 * torch.finfo(uniforms.dtype).eps)      # rounding must not reach the total
+    token = torch.searchsorted(cumulative, uniforms[:, None] * below_total, right=True).squeeze(-1)
+    return token.clamp(max=log_probs.shape[-1] - 1)                                   # NaN would be out of range
 
 
 def row_uniforms(seed: int, prompt_index: int, copy: int, count: int) -> torch.Tensor:
@@ -86,7 +85,6 @@ class StopStrings:
 
     def __init__(self, stop: tuple[str, ...], tokenizer, token_texts: list[str]):
         self.stop, self.tokenizer = stop, tokenizer
-        self.special = set(tokenizer.all_special_ids)
         self.tail = max((len(s.encode()) for s in stop), default=0) + 4       # a token is at least one byte of text
         ends = {s[k:] for s in stop for k in range(1, len(s))}
         broken = any(not s.isascii() for s in stop)                           # may share a character with another token
@@ -98,9 +96,8 @@ class StopStrings:
         return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def met(self, ids: list[int]) -> bool:
-        """Whether a stop string ends in the last of ``ids``, or near it."""
-        tail = [i for i in ids[-2 * self.tail:] if i not in self.special][-self.tail:]
-        text = self.text(tail)
+        """Whether the text of ``ids`` (the last ``tail`` of a response are enough) holds a stop string."""
+        text = self.text(ids)
         return any(s in text for s in self.stop)
 
     def cut(self, ids: list[int]) -> tuple[str, int | None]:
@@ -115,11 +112,7 @@ class StopStrings:
         low, high = 1, len(ids)                                               # fewest ids whose text has a stop string
         while low < high:
             middle = (low + high) // 2
-            part = self.text(ids[:middle])
-            if any(s in part for s in self.stop):
-                high = middle
-            else:
-                low = middle + 1
+            low, high = (low, middle) if self.met(ids[:middle]) else (middle + 1, high)
         return text[:min(ends)], low
 
 
@@ -144,7 +137,7 @@ class TransformersSampler:
     compact_at: share of finished rows at which they are dropped from the batch, in (0, 1].
     eos_token_ids: ids that end a response. None: those of the tokenizer, the model's config and its generation config
         (from which nothing else is ever taken).
-    disable_progress: True hides the progress bar; None shows it where somebody watches.
+    show_progress: a bar over the responses, where somebody watches.
 
     Log-probs are those of `sampling_log_probs` for the token drawn. At temperature 0 the likeliest token is taken
     and its log-prob is reported at temperature 1, as vLLM does (a point mass would make them all 0).
@@ -155,7 +148,7 @@ class TransformersSampler:
     """
 
     def __init__(self, model, tokenizer, *, batch_size: int | None = None, compact_at: float = 0.25,
-                 eos_token_ids: list[int] | None = None, disable_progress: bool | None = True):
+                 eos_token_ids: list[int] | None = None, show_progress: bool = False):
         if getattr(model.config, "is_encoder_decoder", False):
             raise ValueError(f"model: got the encoder-decoder {type(model).__name__}, expected a causal language model")
         if batch_size is not None and batch_size < 1:
@@ -166,7 +159,7 @@ class TransformersSampler:
         self.batch_size = batch_size or 512
         self.compact_at = compact_at
         self.eos_token_ids = _eos_ids(model, tokenizer) if eos_token_ids is None else sorted(set(eos_token_ids))
-        self.disable_progress = disable_progress
+        self.show_progress = show_progress
         self._decoder = None
         self._token_texts, self._stop = None, {}
 
@@ -181,11 +174,11 @@ class TransformersSampler:
             return []
         rows = {(i, copy): None for i in range(len(prompts)) for copy in range(n)}
         with torch.inference_mode(), _evaluating(self.model), \
-                progress(total=len(rows), desc="sampling", disable=self.disable_progress) as bar:
+                progress(total=len(rows), desc="sampling", disable=None if self.show_progress else True) as bar:
             for batch in self._batches(prompt_ids, n):
-                for row, completion in self._generate_batch(prompt_ids, batch, params):
-                    rows[row] = completion
+                rows.update(self._generate_batch(prompt_ids, batch, params))
                 bar.update(len(batch))
+            self._decoder.cache = None                               # its memory is the training's now
         return [[rows[i, copy] for copy in range(n)] for i in range(len(prompts))]
 
     def sync_weights(self, model: torch.nn.Module, step: int | None = None) -> None:
@@ -226,23 +219,21 @@ class TransformersSampler:
         yield batch
 
     def _stop_strings(self, stop: tuple[str, ...], vocabulary: int) -> StopStrings:
-        if self._token_texts is None or len(self._token_texts) != vocabulary:
-            self._token_texts, self._stop = token_texts(self.tokenizer, vocabulary), {}
         if stop not in self._stop:
-            self._stop[stop] = StopStrings(stop, self.tokenizer, self._token_texts)
+            if stop and self._token_texts is None:
+                self._token_texts = token_texts(self.tokenizer, vocabulary)
+            self._stop[stop] = StopStrings(stop, self.tokenizer, self._token_texts or [""] * vocabulary)
         return self._stop[stop]
 
     def _generate_batch(self, prompt_ids, batch, params: SamplingParams):
         """Yields ((prompt index, copy), Completion) for every row of ``batch``."""
-        indices = list(dict.fromkeys(i for i, _ in batch))
-        counts = [sum(i == j for j, _ in batch) for i in indices]
-        logits = self._decoder.start([prompt_ids[i] for i in indices], counts)
+        counts = Counter(i for i, _ in batch)
+        logits = self._decoder.start([prompt_ids[i] for i in counts], list(counts.values()))
         device, vocabulary = logits.device, logits.shape[-1]
         stops = self._stop_strings(tuple(params.stop), vocabulary)
-        ends = stops.candidates.to(device).clone()                   # tokens after which a row may be done
         is_eos = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         is_eos[[i for i in self.eos_token_ids if i < vocabulary]] = True
-        ends |= is_eos
+        may_end = is_eos | stops.candidates.to(device)               # tokens after which a row may be done
         uniforms = torch.stack([row_uniforms(params.seed, i, copy, params.max_tokens) for i, copy in batch])
         uniforms = uniforms.T.to(device, torch.float32 if device.type == "mps" else torch.float64)
         seen = None
@@ -271,7 +262,7 @@ class TransformersSampler:
             if seen is not None:
                 seen[alive, token] = True
 
-            look = ends[token].nonzero().squeeze(-1)
+            look = may_end[token].nonzero().squeeze(-1)
             if len(look):
                 rows = alive[look]
                 tail = tokens[rows, max(0, step + 1 - 2 * stops.tail):step + 1].tolist()
@@ -287,13 +278,15 @@ class TransformersSampler:
                 alive, token = alive[keep], token[keep]
             logits = self._decoder.step(token)
 
-        eos = is_eos.tolist()
-        for row, (ids, log_p) in enumerate(zip(tokens.tolist(), log_probs.tolist())):
-            ids = ids[:lengths[row]]
-            text, completed = stops.cut(ids)
-            ids = ids[:completed]
-            reason = "stop" if completed is not None or eos[ids[-1]] else "length"
-            yield batch[row], Completion(text, ids, reason, log_p[:len(ids)], list(prompt_ids[batch[row][0]]))
+        if not log_probs.isfinite().all():
+            raise ValueError("model: its logits hold NaN or inf, expected finite ones (have its weights diverged?)")
+        for row, ids, log_p in zip(batch, tokens.tolist(), log_probs.tolist()):
+            ids = ids[:lengths.pop(0)]
+            ended = ids[-1] in self.eos_token_ids
+            text, completed = stops.cut(ids[:-1] if ended else ids)
+            ids = ids if completed is None else ids[:completed]
+            reason = "length" if completed is None and not ended else "stop"
+            yield row, Completion(text, ids, reason, log_p[:len(ids)], list(prompt_ids[row[0]]))
 
 
 def _eos_ids(model, tokenizer) -> list[int]:
