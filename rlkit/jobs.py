@@ -1,4 +1,4 @@
-"""What the job notebooks (train, evaluate, compare) share: reading their parameters strictly, finding runs.
+"""What the job notebooks (train, evaluate, compare) share: strict parameters, finding runs, tables with intervals.
 
 Papermill only warns about a parameter it does not know, and hands over ``true``, ``1e-5`` from YAML or ``[1, 2]`` as
 text. So the first cell after a notebook's ``parameters`` cell calls ``parameters(globals())`` and gives the result to
@@ -9,15 +9,23 @@ from __future__ import annotations
 import dataclasses
 import glob
 import json
-from collections.abc import Callable, Mapping
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pandas as pd
+
 from rlkit.config import Config
-from rlkit.runs import load_run
+from rlkit.evaluation import Evaluation
+from rlkit.runs import Run, load_run
+from rlkit.stats import mean_interval, wilson_interval
 
 _REMEMBERED = "_rlkit_parameter_names"
 # what evaluate.ipynb takes from Config; a parameter of training would change nothing there, so it is refused
@@ -41,6 +49,38 @@ def parameters(namespace: dict[str, Any]) -> dict[str, Any]:
     return {name: namespace[name] for name in namespace[_REMEMBERED] if name in namespace}
 
 
+@contextmanager
+def resumable(config: Config, values: Mapping[str, Any]) -> Iterator[Config]:
+    """Says where the run lies before it starts and, should it stop, how to go on with it.
+
+    ``with resumable(config, values) as config: run = train(config)``, where ``values`` are the job's parameters. The
+    config comes back with its ``run_dir``, a new folder under runs/ unless one was given. An error (or an interrupt)
+    passes through, so that the job fails; what was written stays.
+    """
+    if config.run_dir is None and not config.dry_run:
+        config = dataclasses.replace(config, run_dir=str(new_run_dir(config)))
+    if not config.dry_run:
+        print(f"run folder: {config.run_dir}", flush=True)
+    try:
+        yield config
+    except BaseException:
+        if config.run_dir and (Path(config.run_dir) / "config.json").is_file():
+            given = {name: value for name, value in values.items()
+                     if value is not None and name not in ("run_dir", "resume", "dry_run")}
+            given |= {"run_dir": config.run_dir, "resume": True}
+            arguments = " ".join(f"-p {name} {shlex.quote(str(value))}" for name, value in given.items())
+            print(f"The run stopped. What it wrote is in {config.run_dir}; go on from its last checkpoint with\n"
+                  f"  papermill notebooks/train.ipynb runs/resumed.ipynb {arguments}", file=sys.stderr, flush=True)
+        raise
+
+
+def new_run_dir(config: Config) -> Path:
+    """A name under runs/ that is not taken: preset, algorithm, seed and the time."""
+    stem = Path("runs") / f"{config.preset}-{config.algo}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (stem.with_name(stem.name + suffix) for suffix in ("", *(f"-{i}" for i in range(2, 1000))))
+    return next(name for name in names if not name.exists())
+
+
 @dataclass(frozen=True)
 class EvaluateJob:
     """What evaluate.ipynb does.
@@ -59,7 +99,7 @@ class EvaluateJob:
     def from_parameters(cls, values: Mapping[str, Any]) -> "EvaluateJob":
         """The job from what the notebook was given; None is the default. Raises one ValueError for all mistakes."""
         own = {"prompts": _as_list, "n_problems": _like("threads"), "n_samples": _like("threads"),
-               "fast": _like("resume")}        # whole numbers >= 1; true or false
+               "fast": _like("dry_run")}        # whole numbers >= 1; true or false
         given, rest = _read(values, own, _SAMPLING_FIELDS)
         folder = resolve(str(rest.get("model", "")))
         if folder is not None:
@@ -121,6 +161,101 @@ def resolve(name: str) -> Path | None:
         return None
     bases = (Path(), *Path.cwd().parents)
     return next((base / name for base in bases if (base / name).expanduser().is_dir()), None)
+
+
+# ---- tables
+
+def category_table(results: Mapping[str, Evaluation]) -> pd.DataFrame:
+    """Counts of the three categories per prompt, with the share of each and its 95 % interval.
+
+    With one response per problem the interval is Wilson's. With several, which are not independent, it is Student's
+    over the problems' own shares (Wilson's for that many problems where the share is 0 or 1).
+    """
+    rows = []
+    for name, result in results.items():
+        for (formatted, right), count in result.counts.items():
+            hit = (result.rows.format_reward >= 1) == bool(formatted)
+            hit &= (result.rows.answer_reward >= 1) == bool(right)
+            share, n = float(hit.mean()), result.n_problems
+            if result.n_samples > 1 and 0 < share < 1:
+                _, low, high = mean_interval(hit.groupby(result.rows.problem).mean())
+            else:
+                low, high = wilson_interval(round(share * n), n)
+            rows.append({"prompt": name, "format": formatted, "answer": right, "count": count, "share": share,
+                         "low": max(low, 0.0), "high": min(high, 1.0)})
+    return pd.DataFrame(rows).set_index(["prompt", "format", "answer"]).round(3)
+
+
+def group_runs(runs: Sequence[Run], by: str = "algo") -> dict[str, list[Run]]:
+    """Runs with the same value of one config field, in order of first appearance: {value: runs}."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        config = run.config
+        value = config["algorithm"]["name"] if by == "algo" else config[by]
+        groups.setdefault(str(value), []).append(run)
+    return groups
+
+
+def final_table(groups: Mapping[str, Sequence[Run]], metric: str = "val_reward") -> pd.DataFrame:
+    """First and last value of a metric per group: seeds, mean at the start, mean at the end and its 95 % interval.
+
+    With one seed low and high are missing: one run says nothing about the spread.
+    """
+    rows = []
+    for name, runs in groups.items():
+        ends = [_ends(run, metric) for run in runs]
+        start, (end, low, high) = mean_interval([e[0] for e in ends])[0], mean_interval([e[1] for e in ends])
+        rows.append({"group": name, "seeds": len(runs), "start": start, "end": end,
+                     "low": low if len(runs) > 1 else None, "high": high if len(runs) > 1 else None})
+    return pd.DataFrame(rows).set_index("group").round(3)
+
+
+def difference_table(groups: Mapping[str, Sequence[Run]], baseline: str | None = None,
+                     metric: str = "val_reward") -> pd.DataFrame:
+    """Each group's last value minus the baseline group's, seed by seed, with the 95 % interval of the mean.
+
+    Runs are paired by their seed, which gives them the same problems in the same order. A verdict is read off the
+    interval alone: with fewer than two common seeds there is none.
+    """
+    names = list(groups)
+    baseline = names[0] if baseline is None else baseline
+    if baseline not in groups:
+        raise ValueError(f"baseline: got {baseline!r}{_hint(baseline, names)}")
+    reference, rows = {run.config["seed"]: _ends(run, metric)[1] for run in groups[baseline]}, []
+    for name in names:
+        if name == baseline:
+            continue
+        gaps = [_ends(run, metric)[1] - reference[seed] for run in groups[name]
+                if (seed := run.config["seed"]) in reference]
+        mean, low, high = mean_interval(gaps) if len(gaps) > 1 else (None, None, None)
+        verdict = "no interval" if len(gaps) < 2 else "no difference shown" if low <= 0 <= high else \
+            "higher" if low > 0 else "lower"
+        rows.append({"group": f"{name} - {baseline}", "seeds": len(gaps), "difference": mean, "low": low,
+                     "high": high, "verdict": verdict})
+    columns = ["group", "seeds", "difference", "low", "high", "verdict"]
+    return pd.DataFrame(rows, columns=columns).set_index("group").round(3)
+
+
+def _ends(run: Run, metric: str) -> tuple[float, float]:
+    table = run.metrics
+    if metric not in table or table[metric].dropna().empty:
+        raise ValueError(f"metric: {run.name} has no {metric!r}; expected one of {', '.join(table.columns)}")
+    values = table[metric].dropna()
+    return float(values.iloc[0]), float(values.iloc[-1])
+
+
+# ---- responses to read
+
+def print_responses(rows: pd.DataFrame, n: int = 3) -> None:
+    """Prints up to ``n`` responses (a frame with question or prompt, response, gold, and rewards if there are any)."""
+    for _, row in rows.head(n).iterrows():
+        question = row["question"] if "question" in row else row["prompt"].split("User:")[-1].split("\nAssistant:")[0]
+        verdict = f"; format {row['format_reward']:.0f}, answer {row['answer_reward']:.0f}" if "reward" in row else ""
+        if pd.notna(row.get("advantage")):
+            verdict += f", advantage {row['advantage']:+.2f}"
+        print(f"Q: {question.strip()}\n   (right: {row['gold']}{verdict})\nA: {row['response'].strip()}\n{'-' * 80}")
+    if not len(rows):
+        print("(none)")
 
 
 # ---- reading values that papermill may have passed as text

@@ -1,0 +1,214 @@
+"""The job notebooks as their users run them, through papermill's command line; and the strict reading behind them."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from rlkit.jobs import (CompareJob, EvaluateJob, category_table, difference_table, final_table, find_runs, group_runs,
+                        parameters)
+from rlkit.runs import load_run
+
+SHORT = {"n_steps": 2, "rollout_batch_size": 16, "group_size": 4, "n_train": 64, "n_val": 8, "n_val_final": 8,
+         "max_tokens": 16, "gradient_accumulation_steps": 2}
+
+
+def papermill(repo, folder, notebook, *arguments, short=True, output="out.ipynb"):
+    """The finished process; ``folder`` is the working directory, so runs/ is made there."""
+    extra = [a for name, value in SHORT.items() for a in ("-p", name, str(value))] if short else []
+    command = [Path(sys.executable).with_name("papermill"), repo / "notebooks" / f"{notebook}.ipynb", output, *extra,
+               *arguments]
+    environment = os.environ | {"JUPYTER_PREFER_ENV_PATH": "1"}
+    return subprocess.run([str(a) for a in command if a is not None], cwd=folder, env=environment, text=True,
+                          capture_output=True, timeout=300, stdin=subprocess.DEVNULL)
+
+
+def texts(notebook):
+    """All text that an executed notebook shows."""
+    parts = []
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", []):
+            parts.append("".join(output.get("text", "") or output.get("data", {}).get("text/plain", "")))
+    return "\n".join(parts)
+
+
+@pytest.fixture(scope="module")
+def trained(repo, tmp_path_factory):
+    """A short run, made by the literal command: no output path, the executed notebook goes down the pipe."""
+    folder = tmp_path_factory.mktemp("job")
+    done = papermill(repo, folder, "train", "-p", "algo", "drgrpo", output=None)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder, json.loads(done.stdout)
+
+
+def test_literal_command_trains_and_writes_the_notebook_to_the_pipe(trained):
+    folder, notebook = trained
+    [run] = map(load_run, find_runs(str(folder / "runs/*")))
+    assert run.finished and run.config["algorithm"]["name"] == "drgrpo" and run.config["n_steps"] == 2
+    assert run.metrics.step.tolist() == [0, 1, 2]
+    shown = texts(notebook)
+    assert "train: 3/3 in" in shown and shown.count("%|") == 0          # one line of progress, the last
+    images = [o for c in notebook["cells"] for o in c.get("outputs", []) if "image/png" in o.get("data", {})]
+    assert len(images) == 1 and  "val_reward_se" in shown and "A: " in shown
+
+
+def test_notebook_runs_in_the_kernel_of_the_same_python(repo, tmp_path):
+    import nbformat
+    cell = nbformat.v4.new_code_cell("import sys; print(sys.prefix)")
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": kernel}), tmp_path / "prefix.ipynb")
+    subprocess.run([Path(sys.executable).with_name("papermill"), "prefix.ipynb", "out.ipynb"], cwd=tmp_path, check=True,
+                   capture_output=True, timeout=120, stdin=subprocess.DEVNULL)
+    assert texts(json.loads((tmp_path / "out.ipynb").read_text())).strip() == sys.prefix
+
+
+def test_misspelt_names_and_bad_values_fail_the_job_by_name(repo, tmp_path):
+    done = papermill(repo, tmp_path, "train", "-p", "lrr", "1e-4", "-p", "resume", "maybe", "-p", "seed", "[1,2]")
+    assert done.returncode == 1
+    assert "lrr: unknown parameter; did you mean 'lr'?" in done.stderr
+    assert "resume: 'maybe' is not true or false" in done.stderr and "seed: '[1,2]' is not a whole number" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_text_from_yaml_is_read_and_a_dry_run_trains_nothing(repo, tmp_path):
+    done = papermill(repo, tmp_path, "train", "-y", "lr: 1e-5", "-p", "dry_run", "true", "-p", "resume", "no", "-r",
+                     "algo", "drgrp")
+    assert done.returncode == 1 and "drgrpo" in done.stderr             # did you mean
+    done = papermill(repo, tmp_path, "train", "-y", "lr: 1e-5", "-p", "dry_run", "true", "-p", "resume", "no",
+                     "-p", "cliprange", "null")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "lr 1e-05" in texts(json.loads((tmp_path / "out.ipynb").read_text()))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_failure_keeps_the_run_and_says_how_to_go_on(repo, tmp_path):
+    """The run is stopped in its third step, as by a full disk; the printed command ends it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, rlkit.runs\n"
+        "log = rlkit.runs.RunWriter.log\n"
+        "def failing(self, row):\n"
+        "    if row['step'] == 3 and not os.path.exists('failed'):\n"
+        "        open('failed', 'w').close()\n"
+        "        raise OSError('No space left on device')\n"
+        "    log(self, row)\n"
+        "rlkit.runs.RunWriter.log = failing\n")
+    settings = ["-p", "n_steps", "4", "-p", "checkpoint_every", "2", "-p", "seed", "3"]
+    os.environ["PYTHONPATH"] = str(tmp_path)
+    try:
+        done = papermill(repo, tmp_path, "train", *settings)
+    finally:
+        del os.environ["PYTHONPATH"]
+    assert done.returncode == 1 and "No space left on device" in done.stderr
+    shown = texts(json.loads((tmp_path / "out.ipynb").read_text()))
+    assert "go on from its last checkpoint with" in shown
+    [run] = map(load_run, find_runs(str(tmp_path / "runs/*")))
+    assert run.metrics.step.tolist() == [0, 1, 2] and not run.finished
+    command = next(line for line in shown.splitlines() if line.strip().startswith("papermill notebooks/train.ipynb"))
+    arguments = command.split()[3:]
+    assert f"-p run_dir {run.path.relative_to(tmp_path)} -p resume True" in command
+    done = papermill(repo, tmp_path, "train", *arguments, short=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert run.finished and run.metrics.step.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_evaluate_takes_a_runs_folder(repo, trained, tmp_path):
+    folder, _ = trained
+    [run] = find_runs(str(folder / "runs/*"))
+    done = papermill(repo, tmp_path, "evaluate", "-p", "model", run, "-p", "n_problems", "8", "-p", "n_samples", "2",
+                     short=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    shown = texts(json.loads((tmp_path / "out.ipynb").read_text()))
+    assert "8 problems x 2 samples, r1_zero" in shown and "three_shot" not in shown
+
+
+def test_compare_refuses_what_is_no_run(repo, trained, tmp_path):
+    folder, _ = trained
+    done = papermill(repo, folder, "compare", "-p", "runs", "runs/*", short=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "one seed" not in texts(json.loads((folder / "out.ipynb").read_text()))     # that stands in the figure
+    done = papermill(repo, tmp_path, "compare", "-p", "runs", "nothing/*", short=False)
+    assert done.returncode == 1 and "means no run folder" in done.stderr
+
+
+# ---- the reading itself, without a kernel
+
+def test_parameters_are_the_plain_values_and_remembered():
+    import math
+    namespace = {"__name__": "__main__", "lr": 1e-4, "algo": "grpo", "PAPERMILL_INPUT_PATH": "x", "math": math,
+                 "parameters": parameters, "typo": [1]}
+    assert parameters(namespace) == {"lr": 1e-4, "algo": "grpo", "typo": [1]}
+    namespace |= {"lr": 3e-4, "run": "later"}
+    assert parameters(namespace) == {"lr": 3e-4, "algo": "grpo", "typo": [1]}
+
+
+@pytest.mark.parametrize("values, message", [
+    ({"n_problem": 3}, "n_problem: unknown parameter; did you mean 'n_problems'?"),
+    ({"lr": 1e-3}, "lr: unknown parameter"),
+    ({"n_problems": 0}, "n_problems: got 0, expected a whole number >= 1"),
+    ({"n_samples": "2.5"}, "n_samples: '2.5' is not a whole number"),
+    ({"fast": "maybe"}, "fast: 'maybe' is not true or false"),
+    ({"prompts": 7}, "prompts: got 7"),
+    ({"temperature": "nan"}, "temperature"),
+])
+def test_evaluate_job_refuses_by_name(values, message):
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        EvaluateJob.from_parameters(values)
+
+
+@pytest.mark.parametrize("value", ["r1_zero, question_only", "[r1_zero, question_only]", '["r1_zero", "question_only"]',
+                                   ["r1_zero", "question_only"]])
+def test_lists_may_arrive_as_text(value):
+    assert EvaluateJob.from_parameters({"prompts": value}).prompts == ("r1_zero", "question_only")
+
+
+def test_compare_job_refuses_by_name():
+    assert CompareJob.from_parameters({"runs": "a,b", "metrics": None}).runs == ("a", "b")
+    with pytest.raises(ValueError, match="runs: got nothing"):
+        CompareJob.from_parameters({})
+    with pytest.raises(ValueError, match="by: got 'sed', expected a field of Config; did you mean 'seed'"):
+        CompareJob.from_parameters({"runs": "a", "by": "sed"})
+
+
+def make_run(folder, algo, seed, values):
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"algo": algo, "algorithm": {"name": algo}, "seed": seed,
+                                                    "n_steps": 40, "model": "laptop"}))
+    (folder / "metrics.jsonl").write_text("".join(
+        json.dumps({"step": 20 * i, "val_reward": v, "val_reward_se": 0.02}) + "\n" for i, v in enumerate(values)))
+
+
+def test_tables_of_several_seeds(tmp_path, monkeypatch):
+    for seed, end in enumerate((0.70, 0.72, 0.74)):
+        make_run(tmp_path / f"runs/a-{seed}", "grpo", seed, [0.05, 0.5, end])
+        make_run(tmp_path / f"runs/b-{seed}", "drgrpo", seed, [0.05, 0.5, end + 0.01 * seed])
+    make_run(tmp_path / "runs/c-0", "rft", 0, [0.05, 0.5, 0.9])
+    (tmp_path / "runs/notes").mkdir()
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")                               # patterns are looked for upwards
+    paths = find_runs("runs/a-*, runs/b-*,runs/c-0")
+    assert [p.name for p in paths] == ["a-0", "a-1", "a-2", "b-0", "b-1", "b-2", "c-0"]
+    groups = group_runs([load_run(p) for p in paths])
+    table = final_table(groups)
+    # sd 0.02, t(0.975, 2) = 4.3027: 4.3027 * 0.02 / sqrt(3) = 0.0497
+    assert table.loc["grpo"].tolist() == [3, 0.05, 0.72, 0.670, 0.770]
+    assert pd.isna(table.loc["rft", "low"])
+    gaps = difference_table(groups)
+    # gaps 0, 0.01, 0.02: mean 0.01, sd 0.01, half width 4.3027 * 0.01 / sqrt(3) = 0.0248
+    assert gaps.loc["drgrpo - grpo"].tolist() == [3, 0.01, -0.015, 0.035, "no difference shown"]
+    assert gaps.loc["rft - grpo", "verdict"] == "no interval"
+    with pytest.raises(ValueError, match="baseline: got 'grp'; did you mean 'grpo'"):
+        difference_table(groups, "grp")
+
+
+def test_category_table_counts_and_intervals():
+    from rlkit.evaluation import summarize
+    rows = pd.DataFrame([{"problem": i, "sample": 0, "reward": r, "format_reward": f, "answer_reward": r, "length": 5,
+                          "finish_reason": "stop", "n_steps": None} for i, (f, r) in
+                         enumerate([(1.0, 1.0)] * 2 + [(1.0, 0.0)] * 3 + [(0.0, 0.0)] * 5)])
+    table = category_table({"p": summarize(rows)})
+    assert table["count"].tolist() == [2, 3, 5]
+    # Wilson, 2 of 10 at 95 %: 0.0567 to 0.5098
+    assert table.loc[("p", 1, 1), ["low", "high"]].tolist() == [0.057, 0.510]
