@@ -66,7 +66,7 @@ def grpo_train_step(model, tokenizer, optimizer, gradient_accumulation_steps, ma
 
     Source: the handout's sections 4.2.4, 5.4 and 6.4.
     """
-    _check_step(gradient_accumulation_steps, max_grad_norm, entropy_rows)
+    _check_step(gradient_accumulation_steps, max_grad_norm, temperature, entropy_rows)
     check_reweighting(importance_reweighting_method, old_log_probs, cliprange)
     check_loss_normalization(loss_normalization, normalization_constant)
     metadata = dict(rewards_metadata or {})
@@ -261,10 +261,12 @@ def _batch_statistics(statistics, batch, per_sequence) -> dict[str, float]:
     return result
 
 
-def _check_step(gradient_accumulation_steps, max_grad_norm, entropy_rows):
+def _check_step(gradient_accumulation_steps, max_grad_norm, temperature, entropy_rows):
     if not isinstance(gradient_accumulation_steps, int) or gradient_accumulation_steps < 1:
         raise ValueError(f"gradient_accumulation_steps: got {gradient_accumulation_steps!r}, expected an integer >= 1")
     if max_grad_norm is not None and not max_grad_norm > 0:
         raise ValueError(f"max_grad_norm: got {max_grad_norm!r}, expected a positive number or None")
+    if not temperature > 0:
+        raise ValueError(f"temperature: got {temperature!r}, expected the sampler's, a positive number")
     if entropy_rows not in ("all", "kept"):
         raise ValueError(f"entropy_rows: got {entropy_rows!r}, expected 'all' or 'kept'")
