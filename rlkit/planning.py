@@ -69,15 +69,11 @@ def plan(config, *, algorithm=None) -> dict:
         if problems is not None and len(problems) < wanted:
             warnings.append(f"{split}: {len(problems)} problems are there, {wanted} were asked for")
     location = attempt(model_location, config.model)
-    tokenizer = location and attempt(AutoTokenizer.from_pretrained, location)
-    architecture = location and attempt(model_shape, location)
+    tokenizer, architecture = location and attempt(_open_model, config.model, location) or (None, None)
 
-    lengths = {"longest": 256, "mean": 200.0}
+    lengths = {"longest": 256, "mean": 200.0}                # where the tokenizer or the problems are not there
     if tokenizer and train_problems:
-        sample = train_problems[:2000] + (val_problems or [])
-        counts = [len(ids) for ids in tokenizer([prompt.fill(p.question) for p in sample],
-                                                add_special_tokens=False)["input_ids"]]
-        lengths = {"longest": max(counts), "mean": sum(counts) / len(counts)}
+        lengths = prompt_lengths(tokenizer, train_problems + (val_problems or []), prompt)
         result["prompt_tokens"] = lengths
         lines.append(f"prompt {prompt.name}: {lengths['mean']:.0f} tokens on average, {lengths['longest']} at most; "
                      f"{config.max_tokens} new ones")
@@ -113,12 +109,31 @@ def plan(config, *, algorithm=None) -> dict:
     return result | {"ok": not errors, "errors": errors, "warnings": warnings, "text": "\n".join(lines)}
 
 
-def check_memory(config, architecture: dict, lengths: dict, device) -> None:
-    """ValueError if the estimated peak is beyond what the device has free."""
-    total, free = memory_peak(memory_estimate(config, architecture, lengths, device)), free_memory(device)
+def check_memory(config, problems, prompt) -> None:
+    """ValueError if a (resolved) config's estimated peak is beyond what its device has free; no weights are read."""
+    location, device = model_location(config.model), check_device(config.device)
+    tokenizer, shape = _open_model(config.model, location)
+    lengths = prompt_lengths(tokenizer, sorted(problems, key=lambda p: len(p.question))[-64:], prompt)
+    total, free = memory_peak(memory_estimate(config, shape, lengths, device)), free_memory(device)
     if total > free:
         raise ValueError(f"memory: needs about {_size(total)} on {device}, {_size(free)} free: try "
                          + advice(config, device))
+
+
+def prompt_lengths(tokenizer, problems, prompt) -> dict:
+    """longest and mean tokens of the problems' prompts."""
+    counts = [len(ids) for ids in tokenizer([prompt.fill(p.question) for p in problems], add_special_tokens=False,
+                                            verbose=False)["input_ids"]]
+    return {"longest": max(counts), "mean": sum(counts) / len(counts)}
+
+
+def _open_model(name: str, location: str):
+    """(tokenizer, shape); one short ValueError if they are not there."""
+    try:
+        return AutoTokenizer.from_pretrained(location), model_shape(location)
+    except (OSError, ValueError, KeyError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(f"model: could not load {name!r} ({first_line})") from error
 
 
 def model_shape(location: str) -> dict:

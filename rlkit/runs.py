@@ -164,7 +164,8 @@ class RunWriter:
 
     def log(self, row: dict) -> None:
         """One line of metrics.jsonl, on disk when this returns. What is not finite or None is left out."""
-        self._append("metrics.jsonl", [{k: v for k, v in row.items() if v is not None and math.isfinite(v)}])
+        names = [*(name for name in METRICS if name in row), *sorted(row.keys() - METRICS.keys())]
+        self._append("metrics.jsonl", [{n: row[n] for n in names if row[n] is not None and math.isfinite(row[n])}])
 
     def add_rollouts(self, rows: list[dict]) -> None:
         self._append("rollouts.jsonl", rows)

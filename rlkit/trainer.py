@@ -30,6 +30,7 @@ from rlkit.evaluation import evaluate
 from rlkit.grading import extract_answer, last_boxed
 from rlkit.grpo import grpo_train_step, response_log_probs
 from rlkit.models import load_model
+from rlkit.planning import check_memory, plan
 from rlkit.problems import load_problems
 from rlkit.progress import progress
 from rlkit.prompts import load_prompt
@@ -64,7 +65,6 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
     if (model is None) != (tokenizer is None):
         raise ValueError("model, tokenizer: got one of them, expected both or none")
     if config.dry_run:
-        from rlkit.planning import plan
         print(plan(config, algorithm=algorithm)["text"], flush=True)
         return None
     folder = open_run(config, algorithm)
@@ -78,6 +78,7 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
             train_problems = load_problems(config.dataset, "train", config.n_train, seed=0)
             val_problems = load_problems(config.dataset, "validation", max(config.n_val, config.n_val_final), seed=0)
             if model is None:
+                check_memory(config, train_problems, prompt)
                 model, tokenizer = load_model(config.model, config.dtype, config.device, config.attn_implementation)
             model.eval()
             optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay,
@@ -257,12 +258,12 @@ def update(batch, model, tokenizer, optimizer, reward_fn, config, algorithm, ste
             tis_weights=part.tis_weights, sampler_log_probs=watched)
         reports.append(report)
     combine = {"ratio_min": min, "ratio_max": max, "logprob_gap_max": max}
-    row = {"lr": optimizer.param_groups[0]["lr"], "optimizer_steps": len(reports)}
+    row = {"lr": config.lr, "optimizer_steps": len(reports)}
     for name in dict.fromkeys(name for report in reports for name in report):
         values = [float(report[name]) for report in reports if name in report]
         if name not in ("lr", "rows_used", "response_length"):             # the whole rollout batch's are known
-            row[name] = combine.get(name, np.mean)(values)
-    return {name: float(value) for name, value in row.items()} | {"optimizer_steps": len(reports)}
+            row[name] = float(combine.get(name, np.mean)(values))
+    return row
 
 
 # ---- order and randomness: functions of (seed, step)

@@ -1,0 +1,135 @@
+"""Config: presets, what papermill hands over, and what is refused by name."""
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from rlkit.algorithms import ALGORITHMS
+from rlkit.config import Config
+
+
+def test_presets_are_the_laptops_and_the_handouts():
+    laptop, olmo = Config().resolved(), Config.preset("olmo").resolved()
+    assert (laptop.n_prompts, laptop.group_size, laptop.lr, laptop.max_tokens, laptop.n_steps) == (16, 8, 1e-4, 64, 60)
+    assert (laptop.gradient_accumulation_steps, laptop.dtype, laptop.n_val, laptop.n_val_final) == (4, "float32", 256, 512)
+    assert (olmo.n_prompts, olmo.group_size, olmo.lr, olmo.max_tokens, olmo.n_steps) == (32, 8, 1e-5, 512, 200)
+    assert (olmo.gradient_accumulation_steps, olmo.dtype, olmo.n_train, olmo.n_val) == (32, "bfloat16", 6400, 1024)
+    assert (olmo.n_val_final, olmo.eval_every, olmo.rollouts_every, olmo.sampler) == (1024, 10, 40, "vllm")
+    assert (olmo.adam_beta1, olmo.adam_beta2, olmo.weight_decay, olmo.max_grad_norm) == (0.9, 0.95, 0.0, 1.0)
+    assert Config().preset == "laptop" and Config.preset("olmo").preset == "olmo"
+    assert dataclasses.replace(Config.preset("olmo"), seed=3).preset == "olmo"
+
+
+def test_off_policy_makes_the_train_batch_8_and_the_constant_is_batch_times_tokens():
+    off = Config.preset("olmo", algo="offpolicy_clip").resolved()
+    assert (off.train_batch_size, off.gradient_accumulation_steps, off.cliprange) == (8, 1, 0.2)
+    assert Config(algo="offpolicy_gspo").resolved().cliprange == 3e-4
+    assert Config(algo="offpolicy_clip", cliprange=0.3).resolved().cliprange == 0.3
+    assert Config(algo="drgrpo").resolved().normalization_constant == 128 * 64
+    assert Config(algo="grpo").resolved().normalization_constant is None
+    own = dataclasses.replace(ALGORITHMS["drgrpo"], name="own", off_policy=True)
+    assert Config().resolved(own).normalization_constant == 8 * 64
+
+
+# (what papermill hands over, field, the value wanted); measured with papermill 2.7's -p, -y and -r
+READ = [("1e-5", "lr", 1e-5), (3, "lr", 3.0), ("7", "seed", 7), (3.0, "seed", 3), ("1e2", "n_steps", 100),
+        ("true", "autocast", True), ("false", "autocast", False), ("False", "eval_at_start", False), ("no", "resume", False),
+        (0, "eval_at_start", False), (1, "autocast", True), ("null", "tis_cap", None), ("None", "tis_cap", None),
+        ("2", "tis_cap", 2.0), ("None", "lr", 1e-4), (None, "n_val_final", 512), ("007", "run_dir", "007"),
+        ("none", "sink", "none"), ("a=b", "run_dir", "a=b")]
+
+
+@pytest.mark.parametrize("value, name, wanted", READ)
+def test_from_parameters_reads(value, name, wanted):
+    got = getattr(Config.from_parameters({name: value}), name)
+    assert got == wanted and type(got) is type(wanted)
+
+
+REFUSED = [("1e-5 ", "lr", "is not a number"), (" 1e-5", "lr", "is not a number"), ("[1,2]", "seed", "not a whole number"),
+           ([1, 2], "seed", "not a whole number"), ("1.5", "n_steps", "not a whole number"), (2.5, "n_steps", "not a whole"),
+           ("maybe", "autocast", "not true or false"), (2, "autocast", "not true or false"), ("", "lr", "is not a number"),
+           (True, "n_steps", "not a whole number"), (True, "lr", "not a number"), (float("nan"), "lr", "a number >= 0"),
+           (float("inf"), "max_grad_norm", "expected a number > 0"), ("nan", "lr", "not a number"), (7, "model", "expected text"),
+           (-1e-5, "lr", ">= 0"), (0, "group_size", ">= 1"), (1.0, "adam_beta1", "up to but not including 1"),
+           ("vlm", "sampler", "did you mean 'vllm'"), ("drgpo", "algo", "did you mean 'drgrpo'"),
+           ("olm", "preset", "did you mean 'olmo'"), ("r1_zeros", "prompt", "did you mean 'r1_zero'"),
+           ("/nowhere/p.txt", "prompt", "text file"), ("./nowhere", "model", "no folder"), ("float16", "dtype", "expected one of"),
+           ("cuda:x", "device", "cuda:0"), (0.0, "temperature", "> 0"), ("  ", "model", "empty text")]
+
+
+@pytest.mark.parametrize("value, name, message", REFUSED)
+def test_from_parameters_refuses_by_name(value, name, message):
+    with pytest.raises(ValueError, match=f"(?s)^{name}: .*{message}"):
+        Config.from_parameters({name: value})
+
+
+def test_every_mistake_is_listed_with_a_hint():
+    with pytest.raises(ValueError) as error:
+        Config.from_parameters({"lrr": 1e-4, "lr": "fast", "n_step": 3, "seed": 1})
+    lines = str(error.value).splitlines()
+    assert lines == ["lrr: unknown parameter; did you mean 'lr'?", "lr: 'fast' is not a number",
+                     "n_step: unknown parameter; did you mean 'n_steps'?"]
+    with pytest.raises(ValueError, match="learning_rat"):
+        Config.preset("laptop", learning_rat=1)
+
+
+def test_none_only_where_it_means_something():
+    with pytest.raises(ValueError, match="^lr: got None, expected a number"):
+        Config(lr=None)
+    assert Config(tis_cap=None, train_batch_size=None).tis_cap is None
+
+
+# rows / group, rows / train batch, train batch / accumulation, prompts there at all
+TOGETHER = [(dict(rollout_batch_size=100), "rollout_batch_size: got 100, expected a multiple of group_size, 8"),
+            (dict(train_batch_size=48), "train_batch_size: got 48, expected a divisor of rollout_batch_size, 128"),
+            (dict(train_batch_size=256), "train_batch_size: got 256"),
+            (dict(gradient_accumulation_steps=3), "gradient_accumulation_steps: got 3, expected a divisor"),
+            (dict(n_train=8), "n_train: got 8, expected at least the 16 prompts"),
+            (dict(group_size=1), "group_size: got 1 with algo 'grpo'"),
+            (dict(group_size=1, algo="drgrpo"), "group_size: got 1 with algo 'drgrpo'"),
+            (dict(autocast=True, dtype="bfloat16"), "autocast: got True with dtype bfloat16"),
+            (dict(resume=True), "run_dir: got None with resume=True")]
+
+
+@pytest.mark.parametrize("values, message", TOGETHER)
+def test_fields_that_do_not_fit_together(values, message):
+    with pytest.raises(ValueError, match=message):
+        Config(**values)
+
+
+def test_group_size_1_is_fine_without_a_baseline():
+    assert Config(group_size=1, algo="rft").n_prompts == 128
+
+
+def test_a_readers_algorithm_is_checked_too():
+    clipped = dataclasses.replace(ALGORITHMS["grpo"], name="mine", importance_reweighting_method="grpo")
+    with pytest.raises(ValueError, match="cliprange: got None"):
+        Config().resolved(clipped)
+    assert Config(cliprange=0.1).resolved(clipped).cliprange == 0.1
+    by_hand = dataclasses.replace(clipped, importance_reweighting_method=lambda *a: None)
+    assert Config().resolved(by_hand).cliprange is None
+
+
+def test_every_field_has_one_line_and_goes_through_json():
+    table = Config.field_table()
+    assert [row["name"] for row in table] == [f.name for f in dataclasses.fields(Config)]
+    assert all(row["doc"] and "\n" not in row["doc"] for row in table)
+    values = dataclasses.asdict(Config.preset("olmo"))
+    assert Config.from_parameters(json.loads(json.dumps(values))) == dataclasses.replace(Config.preset("olmo"), n_val_final=None)
+
+
+def test_a_prompt_file_works_by_path(tmp_path):
+    path = tmp_path / "mine.prompt"
+    path.write_text("Q: {question}\nA:")
+    assert Config(prompt=str(path)).prompt == str(path)
+    path.write_text("no slot")
+    with pytest.raises(ValueError, match="prompt"):
+        Config(prompt=str(path))
+
+
+def test_checking_a_config_loads_no_torch():
+    code = ("import sys; from rlkit import Config; Config.from_parameters({'lr': '1e-5'}).resolved(); "
+            "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'vllm', 'matplotlib')))")
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,81 @@
+"""The dry run: estimates against hand calculation and against what torch really allocates, and what it refuses."""
+import pytest
+import torch
+
+from rlkit import planning
+from rlkit.config import Config
+from rlkit.models import load_model
+from rlkit.planning import memory_estimate, memory_peak, plan, shape_of, token_estimate
+from tiny_model import save_tiny_model
+
+# OLMo-2-0425-1B's published sizes
+OLMO = {"parameters": 1_484_916_736, "vocabulary": 100_352, "layers": 16, "hidden": 2048, "feed_forward": 8192,
+        "kv_width": 2 * 2048, "positions": 4096}
+LENGTHS = {"longest": 300, "mean": 150.0}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return str(save_tiny_model(tmp_path_factory.mktemp("base")))
+
+
+def test_olmos_memory_by_hand():
+    config = Config.preset("olmo", sampler="transformers").resolved()
+    memory = memory_estimate(config, OLMO, LENGTHS, torch.device("cpu"))
+    assert memory["weights"] == memory["gradients"] == 2 * OLMO["parameters"]           # bfloat16
+    assert memory["optimizer"] == 4 * OLMO["parameters"]
+    # 8 rows x (300 + 512) tokens x 16 layers x (14 x 2048 + 4 x 8192) numbers x 2 bytes
+    assert memory["activations"] == 8 * 812 * 16 * (14 * 2048 + 4 * 8192) * 2
+    assert memory["logits"] == 3 * 2 ** 26                                             # not 6496 x 100352 x 4 bytes
+    # keys and values of 16 layers, 2 x 2048 wide: 256 rows x 512 new tokens and 32 prompts x 300, half as much again
+    assert memory["cache"] == 1.5 * (256 * 512 + 32 * 300) * 16 * 4096 * 2
+    assert memory_peak(memory) == memory["weights"] + memory["optimizer"] + max(
+        memory["gradients"] + memory["activations"] + memory["logits"], memory["cache"])
+    master = memory_estimate(Config.preset("olmo", dtype="float32", autocast=True).resolved(), OLMO, LENGTHS,
+                             torch.device("cpu"))
+    assert master["weights"] == 6 * OLMO["parameters"] and master["optimizer"] == 8 * OLMO["parameters"]
+    assert master["cache"] == 0                                                        # vLLM has its own
+
+
+def test_shape_of_counts_what_the_model_has(base):
+    model, _ = load_model(base)
+    shape = shape_of(model)
+    assert shape["parameters"] == sum(p.numel() for p in model.parameters())
+    assert planning.model_shape(base) == shape and shape["kv_width"] == 64 and shape["positions"] == 1024
+
+
+def test_tokens_of_the_olmo_run():
+    tokens = token_estimate(Config.preset("olmo").resolved(), LENGTHS)
+    assert tokens["rollouts"] == 200 * 256 * 512
+    assert tokens["evaluations"] == 21 * 1024 * 512                                    # step 0, 10, ..., 200
+
+
+def test_the_laptops_plan_is_fine_and_says_so(base, tmp_path):
+    found = plan(Config(model=base, n_train=64, n_val=16, n_val_final=16, run_dir=str(tmp_path / "new" / "run")))
+    assert found["ok"] and found["errors"] == [] and found["text"].endswith("dry run: nothing stands in the way")
+    assert found["memory_total"] < found["memory_free"] and found["prompt_tokens"]["longest"] > 100
+    assert found["tokens"]["rollouts"] == 60 * 128 * 64 and found["disk"] > 0 and not list(tmp_path.iterdir())
+
+
+def test_everything_that_is_wrong_is_listed(base, monkeypatch):
+    monkeypatch.setattr(planning, "_has_vllm", lambda: False)
+    monkeypatch.setattr(planning, "free_memory", lambda device: 10 ** 5)
+    config = Config(model=base, sampler="vllm", n_train=64, n_val=4, max_tokens=1000, device="cuda:9", run_dir="/tmp/x")
+    found = plan(config)
+    text = "\n".join(found["errors"])
+    assert not found["ok"] and len(found["errors"]) == 4
+    assert "vllm is not installed" in text and "the model holds 1024" in text and "device: got 'cuda:9'" in text
+    assert "memory: needs about" in text and "try gradient_accumulation_steps=128, dtype=bfloat16, max_tokens=500" in text
+    assert found["text"].endswith("4 problem(s), see above")
+
+
+def test_a_dataset_and_a_model_that_are_not_there(tmp_path):
+    (tmp_path / "data").mkdir()
+    found = plan(Config(model="no-such/model", dataset=str(tmp_path / "data"), n_val=0))
+    text = "\n".join(found["errors"])
+    assert not found["ok"] and "no-such/model" in text and "train" in text
+
+
+def test_the_one_line_about_flash_attention(base):
+    found = plan(Config(model=base, attn_implementation="flash_attention_2", device="cpu", n_train=32, n_val=0))
+    assert "attention sdpa (cpu has no FlashAttention)" in found["text"]

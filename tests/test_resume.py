@@ -1,0 +1,128 @@
+"""A run killed at any moment goes on from its last checkpoint and ends with the numbers of one that was not."""
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlkit import laptop, runs
+from rlkit.config import Config
+from rlkit.runs import TIMES, checkpoints, load_run, read_jsonl
+from rlkit.trainer import train
+from tiny_model import save_tiny_model, share_of_lower_case
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """The laptop's model, or a random one where it has not been built."""
+    if (laptop.model_path() / "config.json").is_file():
+        return str(laptop.model_path())
+    return str(save_tiny_model(tmp_path_factory.mktemp("base")))
+
+
+def config_in(folder, base, **values):
+    defaults = dict(model=base, prompt="question_only", algo="offpolicy_clip", n_train=16, n_val=4, n_val_final=6, n_steps=6,
+                    eval_every=2, rollout_batch_size=16, group_size=4, train_batch_size=8, max_tokens=8, lr=1e-3,
+                    rollouts_every=2, checkpoint_every=2, run_dir=str(folder))
+    return Config(**defaults | values)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, base):
+    return train(config_in(tmp_path_factory.mktemp("runs") / "whole", base), reward_fn=share_of_lower_case)
+
+
+def assert_same(run, other):
+    """Metrics but for times, rollouts and final weights, bit for bit."""
+    def plain(path):
+        return [{k: v for k, v in row.items() if k not in TIMES} for row in read_jsonl(path / "metrics.jsonl")]
+    assert plain(run.path) == plain(other.path)
+    assert read_jsonl(run.path / "rollouts.jsonl") == read_jsonl(other.path / "rollouts.jsonl")
+    a, b = (load_file(r.model_path / "model.safetensors") for r in (run, other))
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    assert run.finished and [p.name for p in checkpoints(run.path)] == ["step-000006"]
+
+
+SCRIPT = """
+import sys, time
+sys.path.insert(0, {tests!r})
+from rlkit import Config, train
+from tiny_model import share_of_lower_case
+def slowly(response, ground_truth):
+    time.sleep(0.01)
+    return share_of_lower_case(response, ground_truth)
+train(Config(**{values!r}), reward_fn=slowly)
+"""
+
+
+def test_sigkill_then_resume_ends_with_the_same_numbers(tmp_path, base, undisturbed):
+    config = config_in(tmp_path / "run", base)
+    values = {name: getattr(config, name) for name in config.__dataclass_fields__}
+    script = SCRIPT.format(tests=os.path.dirname(__file__), values=values)
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 120
+    while len(read_jsonl(metrics)) < 4 and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)                                     # in step 4: past checkpoint 2
+    assert child.wait() == -signal.SIGKILL, child.stderr.read().decode()
+    child.stderr.close()
+    assert [p.name for p in checkpoints(config.run_dir)] in (["step-000002"], ["step-000002", "step-000004"])
+    with pytest.raises(ValueError, match="already holds a run"):
+        train(config, reward_fn=share_of_lower_case)
+    assert_same(train(replace(config, resume=True), reward_fn=share_of_lower_case), undisturbed)
+
+
+MOMENTS = [("log", 0), ("log", 1), ("log", 3), ("add_rollouts", 2), ("save_checkpoint", 0), ("save_checkpoint", 1),
+           ("finish", 0)]
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("method, count", MOMENTS)
+def test_a_stop_between_any_two_writes(tmp_path, base, undisturbed, monkeypatch, method, count, before):
+    """The same, stopped right before or right after a write; whatever was under way is left half done."""
+    real, calls = getattr(runs.RunWriter, method), []
+
+    def stopping(self, *args):
+        calls.append(1)
+        if len(calls) == count + 1 and before:
+            raise SystemExit("stopped")
+        real(self, *args)
+        if len(calls) == count + 1:
+            raise SystemExit("stopped")
+    monkeypatch.setattr(runs.RunWriter, method, stopping)
+    config = config_in(tmp_path / "run", base)
+    with pytest.raises(SystemExit):
+        train(config, reward_fn=share_of_lower_case)
+    monkeypatch.undo()
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 6, "rewa')
+    assert_same(train(replace(config, resume=True), reward_fn=share_of_lower_case), undisturbed)
+
+
+def test_a_finished_run_comes_back_at_once_and_a_longer_one_goes_on(tmp_path, base, undisturbed, monkeypatch):
+    config = config_in(tmp_path / "run", base, n_steps=4, eval_every=0, n_val_final=4)
+    first = train(config, reward_fn=share_of_lower_case)
+    stamp = (first.path / "metrics.jsonl").stat().st_mtime_ns
+    with monkeypatch.context() as m:
+        m.setattr("rlkit.trainer.load_model", None)                        # nothing is loaded
+        again = train(replace(config, resume=True), reward_fn=share_of_lower_case)
+    assert again.finished and (again.path / "metrics.jsonl").stat().st_mtime_ns == stamp
+    longer = train(replace(config, resume=True, n_steps=6), reward_fn=share_of_lower_case)
+    assert longer.metrics.step.tolist() == [0, 1, 2, 3, 4, 5, 6] and longer.finished
+    columns = ["reward", "loss", "grad_norm", "token_entropy"]
+    pd.testing.assert_frame_equal(longer.metrics[columns], undisturbed.metrics[columns], check_exact=True)
+
+
+def test_resume_with_nothing_there_starts_and_other_values_are_refused(tmp_path, base, capsys):
+    config = config_in(tmp_path / "run", base, resume=True, n_steps=1, n_val=0)
+    run = train(config, reward_fn=share_of_lower_case)
+    assert "nothing to go on with" in capsys.readouterr().out and run.finished
+    with pytest.raises(ValueError, match=r"resume: .*lr \(there 0.001, now 0.002\)"):
+        train(replace(config, lr=2e-3), reward_fn=share_of_lower_case)
+    assert load_run(run.path).finished

@@ -1,0 +1,309 @@
+"""The loop: order and alignment by construction, metrics by hand, on a tiny random model."""
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rlkit import trainer
+from rlkit.algorithms import ALGORITHMS
+from rlkit.config import Config
+from rlkit.models import load_model
+from rlkit.problems import load_problems
+from rlkit.runs import TIMES, load_run
+from rlkit.samplers import make_sampler
+from rlkit.trainer import RolloutBatch, Watch, prompts_of_step, stream, train, train_batches
+from tiny_model import save_tiny_model, share_of_lower_case
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return str(save_tiny_model(tmp_path_factory.mktemp("base")))
+
+
+@pytest.fixture(scope="module")
+def short_prompt(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prompt") / "short.prompt"
+    path.write_text("Q: {question}\nA:")
+    return str(path)
+
+
+@pytest.fixture
+def tiny(base, short_prompt, tmp_path):
+    def make(**values):
+        defaults = dict(model=base, prompt=short_prompt, n_train=16, n_val=4, n_val_final=6, n_steps=2, eval_every=1,
+                        rollout_batch_size=12, group_size=4, gradient_accumulation_steps=3, max_tokens=8, lr=1e-2,
+                        rollouts_every=1, checkpoint_every=0, run_dir=str(tmp_path / f"run{len(list(tmp_path.iterdir()))}"))
+        return Config(**defaults | values)
+    return make
+
+
+# ---- order
+
+def test_every_problem_once_an_epoch_and_never_twice_in_a_batch():
+    problems = list(range(10))
+    batches = [prompts_of_step(problems, 3, step, seed=1) for step in range(1, 7)]         # 3 batches an epoch
+    first, second = sum(batches[:3], []), sum(batches[3:], [])
+    assert len(set(first)) == len(set(second)) == 9 and first != second
+    assert batches == [prompts_of_step(problems, 3, step, seed=1) for step in range(1, 7)]
+    assert prompts_of_step(problems, 3, 1, seed=2) != batches[0]
+
+
+def test_seeds_differ_by_step_and_purpose_and_stay():
+    seeds = {stream(seed, step, purpose) for seed in range(3) for step in range(50) for purpose in ("rollout", "shuffle")}
+    assert len(seeds) == 300 and all(0 <= s < 2 ** 31 for s in seeds)
+    assert stream(0, 1, "rollout") == stream(0, 1, "rollout")
+
+
+def test_train_batches_cover_the_rollouts_once():
+    assert train_batches(6, 6, seed=0) == [[0, 1, 2, 3, 4, 5]]
+    shuffled = train_batches(12, 4, seed=0)
+    assert [len(b) for b in shuffled] == [4, 4, 4] and sorted(sum(shuffled, [])) == list(range(12))
+    assert sum(shuffled, []) != list(range(12)) and shuffled == train_batches(12, 4, seed=0)
+
+
+def test_one_permutation_for_every_field():
+    batch = RolloutBatch(groups=[0, 0, 1, 1], prompts=list("ppqq"), responses=list("abcd"), ground_truths=list("1122"),
+                         token_ids=[[1], [2], [3], [4]], prompt_token_ids=[[9]] * 4,
+                         sampler_log_probs=[torch.tensor([-float(i)]) for i in (1, 2, 3, 4)], truncated=[True, False] * 2,
+                         rewards={"reward": [1, 0, 1, 0]}, advantages=[1, -1, 0.5, -0.5], old_log_probs=None)
+    part = batch.take([2, 0, 3, 1])
+    assert part.advantages == [0.5, 1, -0.5, -1] and part.responses == list("cadb") and part.groups == [1, 0, 1, 0]
+    assert [t.item() for t in part.sampler_log_probs] == [-3, -1, -4, -2] and part.rewards == {"reward": [1, 1, 0, 0]}
+    assert part.old_log_probs is None and part.token_ids == [[3], [1], [4], [2]]
+
+
+# ---- what a run writes
+
+def test_metrics_agree_with_the_rollouts_written_beside_them(tiny):
+    run = train(tiny(), reward_fn=share_of_lower_case)
+    metrics, rollouts = run.metrics.set_index("step"), run.rollouts
+    assert metrics.index.tolist() == [0, 1, 2] and run.finished
+    for step in (1, 2):
+        rows = rollouts[(rollouts.step == step) & (rollouts.split == "train")]
+        assert len(rows) == 12 and rows.groupby("group").size().tolist() == [4, 4, 4]
+        row = metrics.loc[step]
+        assert row.reward == pytest.approx(rows.reward.mean(), abs=1e-6)
+        assert row.format_reward == pytest.approx(rows.format_reward.mean(), abs=1e-6)
+        assert row.response_length == pytest.approx(rows.length.mean())
+        assert row.truncated_share == pytest.approx((rows.finish_reason == "length").mean())
+        for _, group in rows.groupby("group"):                            # reward 1 is reached by no random text
+            expected = (group.reward - group.reward.mean()) / (group.reward.std() + 1e-6)
+            assert np.allclose(group.advantage, expected, atol=1e-4)
+        assert row.rows_used == (rows.advantage != 0).sum() and row.optimizer_steps == 1
+        assert row.groups_all_right + row.groups_all_wrong + row.groups_mixed == 3
+    assert metrics.val_n.tolist() == [4, 4, 6] and math.isnan(metrics.reward[0])
+    assert (rollouts.split == "validation").sum() == 4 + 4 + 6
+    assert all(math.isfinite(v) for v in metrics.loc[1].drop(labels="tis_share", errors="ignore"))
+    model, _ = load_model(run.path)                                       # the final weights, moved by two steps
+    before, _ = load_model(run.config["model"])
+    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters()))
+
+
+def test_the_seed_decides_everything_but_times(tiny):
+    drop = [*TIMES]
+    a, b, c = (train(tiny(seed=seed), reward_fn=share_of_lower_case).metrics for seed in (0, 0, 1))
+    assert a.drop(columns=drop, errors="ignore").equals(b.drop(columns=drop, errors="ignore"))
+    assert not a.reward.equals(c.reward)
+
+
+def test_a_run_leaves_threads_and_random_states_alone(tiny):
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    before = torch.get_num_threads()
+    train(tiny(n_steps=1, threads=2), reward_fn=share_of_lower_case)
+    assert torch.get_num_threads() == before and torch.equal(torch.rand(1), expected)
+
+
+# ---- on-policy and off-policy
+
+def test_on_policy_ratio_is_1_and_the_gap_stays_flat_at_lr_0(tiny):
+    metrics = train(tiny(n_steps=3, lr=0.0, n_val=0), reward_fn=share_of_lower_case).metrics
+    assert metrics.step.tolist() == [1, 2, 3]
+    assert metrics.ratio_min.tolist() == pytest.approx([1] * 3, abs=1e-4)
+    assert metrics.ratio_max.tolist() == pytest.approx([1] * 3, abs=1e-4)
+    assert metrics.logprob_gap_max.max() < 1e-4 and (metrics.logprob_gap_mean <= metrics.logprob_gap_max).all()
+
+
+def test_on_policy_clipping_starts_at_ratio_1_and_equals_the_plain_gradient(tiny):
+    clipped = replace(ALGORITHMS["grpo"], name="clipped", importance_reweighting_method="grpo", cliprange=0.2)
+    one = train(tiny(n_steps=1), algorithm=clipped, reward_fn=share_of_lower_case).metrics.iloc[-1]
+    plain = train(tiny(n_steps=1), reward_fn=share_of_lower_case).metrics.iloc[-1]
+    assert one.clip_fraction == 0 and one.ratio_max == pytest.approx(1, abs=1e-5)
+    assert one.grad_norm == pytest.approx(plain.grad_norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("algo", ["offpolicy_naive", "offpolicy_noclip", "offpolicy_clip", "offpolicy_gspo", "cispo"])
+def test_off_policy_takes_several_aligned_steps(tiny, algo, monkeypatch):
+    calls, real = [], trainer.grpo_train_step
+
+    def spy(*args, **kwargs):
+        calls.append((args, kwargs, real(*args, **kwargs)))
+        return calls[-1][2]
+    monkeypatch.setattr(trainer, "grpo_train_step", spy)
+    run = train(tiny(algo=algo, n_steps=1, train_batch_size=3, gradient_accumulation_steps=1, n_val=0),
+                reward_fn=share_of_lower_case)
+    row = run.metrics.iloc[-1]
+    assert len(calls) == 4 and row.optimizer_steps == 4
+    rollouts = run.rollouts
+    by_response = dict(zip(rollouts.prompt + rollouts.response, rollouts.advantage))
+    for args, kwargs, _ in calls:                                        # the group's advantage follows the response
+        assert kwargs["advantages"].tolist() == pytest.approx(
+            [by_response[p + r] for p, r in zip(args[6], args[7])], abs=1e-6)
+        assert [len(x) for x in args[14]] == [len(ids) for ids in kwargs["response_token_ids"]]
+    first = calls[0][2][1]
+    assert first["ratio_min"] == pytest.approx(1, abs=1e-4) and first["ratio_max"] == pytest.approx(1, abs=1e-4)
+    assert max(row.ratio_max - 1, 1 - row.ratio_min) > 1e-3              # later steps move away
+    if algo == "offpolicy_gspo":
+        assert row.clip_fraction > 0
+    assert row.clip_fraction == pytest.approx(row.clip_fraction_low + row.clip_fraction_high)
+
+
+def test_truncated_importance_sampling_caps_the_engines_ratio(tiny, base):
+    class Skewed:
+        """Reports log-probs as an engine would whose every second token is off by log 4."""
+
+        def __init__(self):
+            self.inner = make_sampler("transformers", *load_model(base))
+
+        def generate(self, prompts, params, n=1):
+            groups = self.inner.generate(prompts, params, n)
+            for completion in (c for group in groups for c in group):
+                completion.log_probs = [lp - (math.log(4) if i % 2 else 0) for i, lp in enumerate(completion.log_probs)]
+            return groups
+
+        def sync_weights(self, model, step=None):
+            self.inner.sync_weights(model, step)
+
+        def close(self):
+            raise AssertionError("a sampler that was given is not the trainer's to close")
+
+    plain = train(tiny(n_steps=1, n_val=0), sampler=Skewed(), reward_fn=share_of_lower_case).metrics.iloc[-1]
+    run = train(tiny(n_steps=1, n_val=0, tis_cap=2.0), sampler=Skewed(), reward_fn=share_of_lower_case)
+    capped, lengths = run.metrics.iloc[-1], run.rollouts.length
+    odd = (lengths // 2).sum() / lengths.sum()
+    assert capped.logprob_gap_max == pytest.approx(math.log(4), abs=1e-4)
+    assert capped.logprob_gap_mean == pytest.approx(odd * math.log(4), abs=1e-4)
+    assert plain.logprob_gap_mean == pytest.approx(capped.logprob_gap_mean, abs=1e-4)    # from the train step itself
+    assert capped.tis_share == pytest.approx(odd, abs=1e-6)
+    assert capped.grad_norm != pytest.approx(plain.grad_norm, rel=1e-2)
+
+
+def test_two_steps_with_autocast_and_with_bfloat16_weights(tiny):
+    for values in (dict(autocast=True), dict(dtype="bfloat16")):
+        metrics = train(tiny(n_steps=2, n_val=0, **values), reward_fn=share_of_lower_case).metrics
+        assert metrics.loss.notna().all() and (metrics.grad_norm > 0).all()
+        assert 0 < metrics.logprob_gap_max.max() < 0.3
+
+
+@pytest.mark.parametrize("architecture, pad", [("llama", None), ("qwen2", "<eos>"), ("gpt2", None)])
+def test_other_architectures_train(tiny, tmp_path, architecture, pad):
+    folder = save_tiny_model(tmp_path / architecture, architecture, pad)
+    metrics = train(tiny(model=str(folder), n_steps=2, n_val=0), reward_fn=share_of_lower_case).metrics
+    assert metrics.logprob_gap_max.max() < 1e-3 and (metrics.grad_norm > 0).all()
+
+
+def test_it_learns(tiny):
+    """Ten steps double the share of lower-case letters, whatever the model was before."""
+    metrics = train(tiny(n_steps=10, rollout_batch_size=64, group_size=8, gradient_accumulation_steps=1, n_val=0, lr=2e-2),
+                    reward_fn=share_of_lower_case).metrics
+    assert metrics.reward.iloc[-1] > 2 * metrics.reward.iloc[0]
+
+
+# ---- what is refused, warned about, left out
+
+def test_a_model_of_ones_own_is_trained_in_place(tiny, base):
+    model, tokenizer = load_model(base)
+    before = model.get_output_embeddings().weight.clone()
+    train(tiny(n_steps=1, n_val=0), model=model, tokenizer=tokenizer, reward_fn=share_of_lower_case)
+    assert not torch.equal(before, model.get_output_embeddings().weight)
+    with pytest.raises(ValueError, match="model, tokenizer"):
+        train(tiny(), model=model)
+
+
+def test_a_dry_run_says_what_would_be_done_and_touches_nothing(tiny, capsys, tmp_path):
+    assert train(tiny(dry_run=True)) is None
+    out = capsys.readouterr().out
+    assert "nothing stands in the way" in out and not list(tmp_path.iterdir())
+
+
+def test_a_sink_that_is_not_installed_is_refused_before_anything_else(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("rlkit.sinks.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="^sink: got 'wandb', but wandb is not installed"):
+        train(tiny(sink="wandb"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sink_gets_every_line(tiny, monkeypatch):
+    seen = []
+
+    class Recorder:
+        def log(self, row, step):
+            seen.append((step, row["step"]))
+
+        def close(self):
+            seen.append("closed")
+    monkeypatch.setattr(trainer, "open_sink", lambda name, path, config: Recorder())
+    train(tiny(), reward_fn=share_of_lower_case)
+    assert seen == [(0, 0), (1, 1), (2, 2), "closed"]
+
+
+def test_too_little_memory_is_said_before_the_model_loads(tiny, monkeypatch):
+    monkeypatch.setattr("rlkit.planning.free_memory", lambda device: 10 ** 4)
+    monkeypatch.setattr(trainer, "load_model", None)
+    with pytest.raises(ValueError, match="memory: needs about .* MB on cpu, 0 MB free: try gradient_accumulation_steps=12"):
+        train(tiny())
+
+
+def test_an_error_leaves_a_run_that_can_go_on(tiny, tmp_path):
+    def failing(response, ground_truth):
+        raise RuntimeError("reward server gone")
+    config = tiny(n_steps=1)
+    with pytest.raises(RuntimeError, match="reward server gone"):
+        train(config, reward_fn=failing)
+    run = train(replace(config, resume=True), reward_fn=share_of_lower_case)
+    assert run.finished and run.metrics.step.tolist() == [0, 1]
+
+
+def row(**values):
+    return {"rows_used": 0, "groups_identical": 0, "groups_all_right": 0, "reward": 0.0, "format_reward": 0.125} | values
+
+
+def test_the_watch_warns_after_20_empty_steps_and_again_and_never_before():
+    said = []
+    watch = Watch(said.append)
+    for step in range(1, 20):
+        watch(step, row(), 4)
+    assert said == []                                     # 15-30 such steps are usual at a success rate of 1/1000
+    watch(20, row(), 4)
+    assert len(said) == 1 and "20 steps" in said[0] and "well-formed 0.125" in said[0]
+    watch(21, row(rows_used=8), 4)
+    for step in range(22, 42):
+        watch(step, row(groups_all_right=4, reward=1.0), 4)
+    assert len(said) == 2 and "every reward was 1" in said[1]
+
+
+def test_the_watch_reports_groups_of_one_repeated_text():
+    said = []
+    watch = Watch(said.append)
+    for step in range(1, 6):
+        watch(step, row(rows_used=1, groups_identical=3), 4)
+    assert len(said) == 1 and "3 of 4" in said[0] and "seed" in said[0]
+
+
+def test_weights_stay_where_they_are_without_a_gradient(tiny, base):
+    """AdamW's default weight decay of 0.01 would shrink them."""
+    run = train(tiny(n_steps=1, n_val=0), reward_fn=lambda response, gold: {"reward": 0.0})
+    after, _ = load_model(run.path)
+    assert all(torch.equal(a, b) for a, b in zip(after.parameters(), load_model(base)[0].parameters()))
+    assert load_run(run.path).metrics.iloc[-1].rows_used == 0
+
+
+def test_prompts_come_from_the_train_split(tiny):
+    rollouts = train(tiny(n_steps=1), reward_fn=share_of_lower_case).rollouts
+    train_set = {f"Q: {p.question}\nA:" for p in load_problems("laptop", "train", 16)}
+    val_set = {f"Q: {p.question}\nA:" for p in load_problems("laptop", "validation", 6)}
+    assert set(rollouts[rollouts.split == "train"].prompt) <= train_set
+    assert set(rollouts[rollouts.split == "validation"].prompt) == val_set
