@@ -248,12 +248,16 @@ def _ends(run: Run, metric: str) -> tuple[float, float]:
 
 def print_responses(rows: pd.DataFrame, n: int = 3) -> None:
     """Prints up to ``n`` responses (a frame with question or prompt, response, gold, and rewards if there are any)."""
+    question = None
     for _, row in rows.head(n).iterrows():
-        question = row["question"] if "question" in row else row["prompt"].split("User:")[-1].split("\nAssistant:")[0]
-        verdict = f"; format {row['format_reward']:.0f}, answer {row['answer_reward']:.0f}" if "reward" in row else ""
-        if pd.notna(row.get("advantage")):
-            verdict += f", advantage {row['advantage']:+.2f}"
-        print(f"Q: {question.strip()}\n   (right: {row['gold']}{verdict})\nA: {row['response'].strip()}\n{'-' * 80}")
+        asked = row["question"] if "question" in row else row["prompt"].split("User:")[-1].split("\nAssistant:")[0]
+        if asked != question:
+            question = asked
+            print(f"{'=' * 100}\nQ: {question.strip()}   [right: {row['gold']}]\n")
+        verdict = [f"{name} {row[key]:{form}}" for name, key, form in (
+            ("format", "format_reward", ".0f"), ("answer", "answer_reward", ".0f"), ("advantage", "advantage", "+.2f"))
+            if pd.notna(row.get(key))]
+        print(f"A: {row['response'].strip()}", f"  [{', '.join(verdict)}]\n" if verdict else "\n")
     if not len(rows):
         print("(none)")
 
