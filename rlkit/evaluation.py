@@ -73,8 +73,8 @@ def evaluate(sampler: Sampler, problems: list[Problem], prompt: Prompt, *, max_t
 
 def summarize(rows: pd.DataFrame) -> Evaluation:
     """The ``Evaluation`` of graded responses (the ``rows`` of another one, or some of them)."""
-    per_problem = rows.groupby("problem").agg(reward=("reward", "mean"), right=("reward", lambda r: int((r >= 1).sum())),
-                                              n=("reward", "size"), n_steps=("n_steps", "first"))
+    per_problem = rows.assign(right=rows.reward >= 1).groupby("problem").agg(
+        reward=("reward", "mean"), right=("right", "sum"), n=("reward", "size"), n_steps=("n_steps", "first"))
     accuracy, accuracy_se = mean_se(per_problem.reward)
     n_samples = int(per_problem.n.min())
     pairs = list(zip(rows.format_reward >= 1, rows.answer_reward >= 1))

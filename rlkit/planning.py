@@ -100,10 +100,11 @@ def plan(config, *, algorithm=None) -> dict:
                      f"assuming {FLOPS[device.type]:.0e} operations a second")
     folder = _nearest(config.run_dir or "runs")
     disk_free = shutil.disk_usage(folder).free
-    lines.append(f"disk: about {_size(result['disk'])} for checkpoints and weights, {_size(disk_free)} free in {folder}")
+    lines.append(f"disk: about {_size(result['disk'])} for checkpoints and weights, {_size(disk_free)} free in "
+                 f"{folder}")
     if result["disk"] > disk_free:
-        errors.append(f"run_dir: needs about {_size(result['disk'])} in {folder}, {_size(disk_free)} free: try a larger "
-                      "checkpoint_every, or another run_dir")
+        errors.append(f"run_dir: needs about {_size(result['disk'])} in {folder}, {_size(disk_free)} free: try another "
+                      "run_dir, or checkpoint_every=0")
     lines += [f"warning: {line}" for line in warnings] + [f"error: {line}" for line in errors]
     lines.append("dry run: " + ("nothing stands in the way" if not errors else f"{len(errors)} problem(s), see above"))
     return result | {"ok": not errors, "errors": errors, "warnings": warnings, "text": "\n".join(lines)}

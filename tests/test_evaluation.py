@@ -18,7 +18,8 @@ class Scripted:
 
     def generate(self, prompts, params, n=1):
         self.calls.append((prompts, params, n))
-        return [[Completion(t, list(range(len(t))), "length" if t == BAD else "stop") for t in row] for row in self.texts]
+        return [[Completion(text, list(range(len(text))), "length" if text == BAD else "stop") for text in row]
+                for row in self.texts]
 
 
 def test_counts_accuracy_and_standard_error():

@@ -65,7 +65,8 @@ def test_everything_that_is_wrong_is_listed(base, monkeypatch):
     text = "\n".join(found["errors"])
     assert not found["ok"] and len(found["errors"]) == 4
     assert "vllm is not installed" in text and "the model holds 1024" in text and "device: got 'cuda:9'" in text
-    assert "memory: needs about" in text and "try gradient_accumulation_steps=128, dtype=bfloat16, max_tokens=500" in text
+    assert "memory: needs about" in text
+    assert "try gradient_accumulation_steps=128, dtype=bfloat16, max_tokens=500" in text
     assert found["text"].endswith("4 problem(s), see above")
 
 
