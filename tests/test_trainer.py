@@ -310,3 +310,26 @@ def test_prompts_come_from_the_train_split(tiny):
     val_set = {f"Q: {p.question}\nA:" for p in load_problems("laptop", "validation", 6)}
     assert set(rollouts[rollouts.split == "train"].prompt) <= train_set
     assert set(rollouts[rollouts.split == "validation"].prompt) == val_set
+
+
+def test_the_sampler_gets_the_weights_once_per_update(tiny, base):
+    model, tokenizer = load_model(base)
+    inner, log = make_sampler("transformers", model, tokenizer), []
+
+    class Watching:
+        def generate(self, prompts, params, n=1):
+            log.append(("generate", n, params.seed))
+            return inner.generate(prompts, params, n)
+
+        def sync_weights(self, model, step=None):
+            log.append(("sync", step))
+
+        def close(self):
+            pass
+    train(tiny(n_steps=3, eval_every=2), model=model, tokenizer=tokenizer, sampler=Watching(),
+          reward_fn=share_of_lower_case)
+    assert [entry[:2] for entry in log] == [
+        ("sync", 0), ("generate", 1), ("generate", 4), ("sync", 2), ("generate", 4), ("sync", 2), ("generate", 1),
+        ("generate", 4), ("sync", 3), ("generate", 1)]
+    seeds = [entry[2] for entry in log if entry[0] == "generate"]
+    assert len(set(seeds)) == len(seeds)                                  # a fixed seed would repeat its samples
