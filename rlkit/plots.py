@@ -75,7 +75,7 @@ def curves(run, metrics: Sequence[str] = CURVES) -> Figure:
     """One panel per metric over the steps of one run; validation accuracy with its 95 % interval.
 
     run: a Run, or its metrics as a DataFrame with a ``step`` column. Metrics that the run did not log are left out.
-    Training metrics are noisy: their curve is the mean of the last ten steps, over the raw values in pale.
+    Training metrics are noisy: their curve is the mean over nine steps around each, over the raw values in pale.
     """
     table = _table(run).set_index("step")
     shown = [metric for metric in metrics if metric in table and table[metric].notna().any()]
@@ -92,7 +92,7 @@ def curves(run, metrics: Sequence[str] = CURVES) -> Figure:
                 ax.fill_between(series.index, series - half, series + half, alpha=0.2, linewidth=0)
         else:
             ax.plot(series.index, series, alpha=0.3)
-            ax.plot(series.index, series.rolling(10, min_periods=1).mean(), color=COLORS[0])
+            ax.plot(series.index, series.rolling(9, min_periods=1, center=True).mean(), color=COLORS[0])
         ax.set(xlabel="step", ylabel=_label(metric))
     for ax in axes[len(shown):]:
         ax.set_visible(False)

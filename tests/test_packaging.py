@@ -33,7 +33,7 @@ def canonical(name):
 def test_pinned_versions_are_what_pyproject_asks_for(project, pins):
     pins = {canonical(name): version for name, version in pins.items()}
     extras = project["optional-dependencies"]
-    wanted = project["dependencies"] + [line for name, lines in extras.items() if name not in OWN_VENV for line in lines]
+    wanted = project["dependencies"] + [r for name, lines in extras.items() if name not in OWN_VENV for r in lines]
     for requirement in map(Requirement, wanted):
         assert requirement.specifier.contains(pins[canonical(requirement.name)]), requirement
     assert pins["torch"] == "2.13.0" and "==2.13.0" in next(r for r in wanted if r.startswith("torch"))
