@@ -1,0 +1,128 @@
+"""The shipped base model: what it is, where it came from, what it has not seen and how well it does."""
+import hashlib
+import json
+import re
+from itertools import islice
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlkit.laptop import model_path
+from rlkit.laptop.corpus import KINDS, THINK_ENDINGS, documents
+from rlkit.problems import generate_problems, split_of
+from rlkit.prompts import load_prompt
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(model_path())
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def provenance():
+    return json.loads((model_path() / "provenance.json").read_text())
+
+
+# ---- what ships
+
+def test_weights_are_those_the_provenance_tells_of(provenance):
+    path = model_path() / "model.safetensors"
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == provenance["sha256"]
+    assert path.stat().st_size <= 8e6
+    tensors = load_file(path)
+    assert sum(t.numel() for t in tensors.values()) == provenance["parameters"]
+    assert all(t.dtype == torch.float32 and t.isfinite().all() for t in tensors.values())
+
+
+def test_provenance_is_complete(provenance):
+    for key in ("recipe", "corpus", "tokens", "losses", "machine", "torch", "commit", "cpu_seconds", "base"):
+        assert provenance[key], key
+    assert provenance["recipe"]["version"] and "seed" in provenance["recipe"]
+    for figures in provenance["base"].values():
+        p, n = figures["accuracy"], figures["n"]
+        assert figures["accuracy_se"] == pytest.approx((p * (1 - p) / n) ** 0.5, rel=0.02)
+
+
+def test_architecture(model):
+    config = model.config
+    assert config.model_type == "olmo2" and not config.tie_word_embeddings
+    assert model.lm_head.weight.data_ptr() != model.model.embed_tokens.weight.data_ptr()
+    assert config.hidden_size // config.num_attention_heads in (32, 64)
+    assert 0.9e6 <= sum(p.numel() for p in model.parameters()) <= 2e6
+    assert (config.pad_token_id, config.eos_token_id, config.bos_token_id) == (0, 1, None)
+
+
+def test_generation_config_truncates_nothing(model):
+    config = model.generation_config
+    assert (config.pad_token_id, config.eos_token_id) == (0, 1)
+    assert config.top_k is None and config.top_p is None and config.temperature is None
+
+
+# ---- tokenizer
+
+def test_special_tokens(tokenizer, model):
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id) == (0, 1, None)
+    assert 600 <= len(tokenizer) <= 1000 and len(tokenizer) == model.config.vocab_size
+    text = "Tom has 15 plums."
+    assert tokenizer(text)["input_ids"] == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_digits_stand_alone(tokenizer):
+    for text in ("1234567890", "7 + 85 = 92.", "#### 1234", "x99y"):
+        pieces = tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"])
+        assert all(sum(c.isdigit() for c in piece) <= 1 for piece in pieces), pieces
+
+
+def test_tags_are_several_tokens(tokenizer):
+    for tag in ("<think>", "</think>", "<answer>", "</answer>"):
+        assert len(tokenizer(" " + tag)["input_ids"]) > 1
+
+
+@pytest.mark.parametrize("text", ["Ana owns 9 nuts.\n\n#### 12", " two  spaces\t", "naïve 漢字 🙂 \\boxed{3}", "", "a\n\n\nb",
+                                  load_prompt("r1_zero_three_shot").template])
+def test_round_trip(tokenizer, text):
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_longest_prompt_and_answer_fit_the_positions_seen_in_training(tokenizer, provenance):
+    prompt = load_prompt("r1_zero_three_shot")
+    lengths = [len(tokenizer(prompt.fill(p.question))["input_ids"]) for p in generate_problems(512, "validation")]
+    assert max(lengths) + 64 <= provenance["recipe"]["row_tokens"]
+
+
+# ---- corpus
+
+def test_no_validation_question_in_the_corpus():
+    """Checked as text on the documents themselves, not through the filter that keeps them out."""
+    validation = [p.question for p in generate_problems(512, "validation")]
+    text = "\n".join(islice(documents(0), 20_000))
+    assert not [question for question in validation if question in text]
+    train = [p.question for p in generate_problems(6400, "train")]
+    assert any(question in text for question in train)                   # the search does find what is there
+
+
+def test_every_question_in_the_corpus_is_a_training_question():
+    text = "\n".join(islice(documents(1), 3000))
+    questions = re.findall(r"[A-Z][a-z]+ (?:has|starts with|owns|buys) \d[^?\n]*\?", text)
+    assert len(questions) > 2000
+    assert {split_of(question) for question in questions} == {"train"}
+
+
+def test_corpus_is_seeded_and_its_shares_add_up():
+    assert list(islice(documents(0), 50)) == list(islice(documents(0), 50)) != list(islice(documents(1), 50))
+    assert sum(weight for _, weight in KINDS) == pytest.approx(1)
+    assert sum(weight for _, weight in THINK_ENDINGS) == pytest.approx(1)
+
+
+def test_most_reasoning_is_right_and_some_is_wrong():
+    text = "\n".join(islice(documents(2), 2000))
+    equations = re.findall(r"(\d+) ([-+*]) (\d+) = (\d+)(?=[^\d])", text)
+    right = [int(d) == {"+": int(a) + int(c), "-": int(a) - int(c), "*": int(a) * int(c)}[b] for a, b, c, d in equations]
+    assert len(right) > 5000 and sum(right) / len(right) > 0.98
