@@ -13,7 +13,10 @@ from collections.abc import Iterator
 from rlkit.problems import Step, Story, draw_story, split_of
 from rlkit.prompts import SLOT, load_prompt
 
-WRONG = 0.12                    # share of worked answers with one altered number
+WRONG = 0.12                    # share of worked answers with one altered number,
+THINK_WRONG = 0.16              # and after "<think>"
+GUESS = 0.3                     # share of answers without work after "<think>": what RL can learn to avoid
+GUESS_WRONG = 0.6               # how often such a guess is off
 CUT = 0.05                      # share of documents that stop half-way
 QA_HEADERS = [("Question: ", "\nAnswer:"), ("Q: ", "\nA:"), ("Problem: ", "\nSolution:"), ("", "\n")]
 
@@ -43,9 +46,13 @@ def draw_train_story(rng: random.Random) -> Story:
 def solve(rng: random.Random, story: Story, style: str, wrong: float = WRONG) -> tuple[str, int]:
     """A worked solution and the answer it ends with, wrong with probability ``wrong``.
 
-    style "short": "15 + 6 = 21. 21 - 5 = 16."; "long": "Tom has 15 plums. Then Tom has 15 + 6 = 21 plums."
-    A wrong one has a number altered in one step and goes on from there, as people do.
+    style "short": "15 + 6 = 21. 21 - 5 = 16."; "long": "Tom has 15 plums. Then Tom has 15 + 6 = 21 plums."; "guess":
+    "It must be 17.", no work and mostly wrong. A wrong worked one has a number altered in one step
+    and goes on from there, as people do.
     """
+    if style == "guess":
+        answer = story.answer if rng.random() > GUESS_WRONG else max(1, story.answer + rng.randint(-9, 9))
+        return f"It must be {answer}.", answer
     steps = list(story.steps)
     if rng.random() < wrong:
         steps = _slip(rng, steps)
@@ -68,8 +75,8 @@ def _slip(rng: random.Random, steps: list[Step]) -> list[Step]:
     return out
 
 
-def _style(rng: random.Random) -> str:
-    return "short" if rng.random() < 0.4 else "long"
+def _style(rng: random.Random, guess: float = 0.0) -> str:
+    return "guess" if rng.random() < guess else "short" if rng.random() < 0.4 else "long"
 
 
 # ---- kinds of documents --------------------------------------------------------------------------------------------
@@ -165,15 +172,16 @@ THINK_ENDINGS = [               # how a turn goes on after its reasoning, and ho
 def think_answer(rng: random.Random) -> str:
     """The r1_zero prompt, whose format few documents follow."""
     story = draw_train_story(rng)
-    return f"{PREAMBLE}User: {story.question}\nAssistant: <think>" + _think_reply(rng, story, wrong=0.2)
+    reply = _think_reply(rng, story, _ending(rng), _style(rng, GUESS))
+    return f"{PREAMBLE}User: {story.question}\nAssistant: <think>{reply}"
 
 
 def think_turns(rng: random.Random) -> str:
     """Two or three turns that keep to one format, whichever it is: what makes worked examples in a prompt help."""
-    ending, style, turns = _ending(rng), _style(rng), []
+    ending, style, turns = _ending(rng), _style(rng, GUESS / 2), []
     for _ in range(rng.randint(2, 3)):
         story = draw_train_story(rng)
-        turns.append(f"User: {story.question}\nAssistant: <think>{_think_reply(rng, story, WRONG, ending, style)}")
+        turns.append(f"User: {story.question}\nAssistant: <think>{_think_reply(rng, story, ending, style)}")
     return (PREAMBLE if rng.random() < 0.7 else "") + "\n".join(turns)
 
 
@@ -182,14 +190,12 @@ def _ending(rng: random.Random) -> str | None:
     return rng.choices(endings, weights)[0]
 
 
-def _think_reply(rng: random.Random, story: Story, wrong: float, ending: str | None = "", style: str = "") -> str:
-    if ending == "":
-        ending = _ending(rng)
+def _think_reply(rng: random.Random, story: Story, ending: str | None, style: str) -> str:
     if ending is None:
         return " " + story.question
-    work, answer = solve(rng, story, style or _style(rng), wrong)
+    work, answer = solve(rng, story, style, THINK_WRONG)
     return " " + work + ending.format(answer, draw_train_story(rng).question)
 
 
-KINDS = [(question_answer, 0.24), (worked_list, 0.13), (question_list, 0.06), (boxed, 0.12), (conversation, 0.15),
-         (drill, 0.16), (think_answer, 0.08), (think_turns, 0.06)]
+KINDS = [(question_answer, 0.24), (worked_list, 0.14), (question_list, 0.05), (boxed, 0.12), (conversation, 0.13),
+         (drill, 0.16), (think_answer, 0.08), (think_turns, 0.08)]
