@@ -1,0 +1,83 @@
+"""Run a command that must not outlive the process that asked for it.
+
+    python guard.py PARENT_PID FOLDER -- COMMAND ...
+
+The guard is started as the leader of a new session, so that whatever the command starts is in the guard's process
+group. It ends when the command ends, on SIGTERM, or when PARENT_PID is no longer its parent, which is what the death
+of that process by any signal looks like, whichever of its threads started the guard. Then it ends every process left
+in its own group, politely first, and removes FOLDER. Processes outside of its group it never touches.
+
+Standard library only: this file is run by path, not imported.
+"""
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+POLL, POLITE = 0.2, 10.0        # seconds between looks, and for an orderly end before SIGKILL
+
+
+def main(arguments: list[str]) -> int:
+    parent, folder, command = int(arguments[0]), arguments[1], arguments[3:]
+    asked = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: asked.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        child = subprocess.Popen(command, preexec_fn=die_with_parent)
+        while child.poll() is None and os.getppid() == parent and not asked.wait(POLL):
+            pass
+        if child.poll() is None:
+            child.terminate()
+        deadline = time.monotonic() + POLITE
+        while child.poll() is None and time.monotonic() < deadline:
+            time.sleep(POLL / 4)
+        end_group()
+        code = child.wait()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return code if code >= 0 else 128 - code
+
+
+def die_with_parent() -> None:
+    """SIGTERM for the command should the guard itself be killed (Linux only)."""
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)           # 1 is PR_SET_PDEATHSIG
+    except (OSError, AttributeError):
+        pass
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def end_group() -> None:
+    """End whatever is left in this process's group: SIGTERM, then SIGKILL for what stays."""
+    for number, patience in ((signal.SIGTERM, POLITE / 2), (signal.SIGKILL, POLITE)):
+        for pid in others():
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
+        deadline = time.monotonic() + patience
+        while others() and time.monotonic() < deadline:
+            time.sleep(POLL / 4)
+
+
+def others() -> list[int]:
+    """The other live processes of this process's group."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue
+        if int(group) == os.getpgrp() and state != "Z" and int(entry.name) != os.getpid():
+            found.append(int(entry.name))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
