@@ -63,8 +63,10 @@ class ScriptedModel(torch.nn.Module):
         self.config = transformers.Olmo2Config(vocab_size=vocabulary, num_hidden_layers=1, hidden_size=4,
                                                num_attention_heads=1, eos_token_id=1)
         self.script, self.prompt_length, self.device = script, prompt_length, torch.device("cpu")
+        self.calls = 0
 
     def forward(self, input_ids, past_key_values=None, use_cache=None):
+        self.calls += 1
         nothing = torch.zeros(input_ids.shape[0], 1, input_ids.shape[1], 1)
         past_key_values.update(nothing, nothing, 0)
         logits = torch.zeros(*input_ids.shape, self.config.vocab_size)
@@ -76,7 +78,9 @@ def say(tokenizer, script, stop=(), max_tokens=None, eos_token_ids=None) -> Comp
     """What the sampler makes of a model that says these ids."""
     model = ScriptedModel(script + [5] * 40, len(tokenizer), len(tokenizer("x")["input_ids"]))
     sampler = TransformersSampler(model, tokenizer, eos_token_ids=eos_token_ids)
-    return sampler.generate(["x"], SamplingParams(max_tokens=max_tokens or len(script) + 5, stop=stop))[0][0]
+    completion = sampler.generate(["x"], SamplingParams(max_tokens=max_tokens or len(script) + 5, stop=stop))[0][0]
+    assert model.calls == len(completion.token_ids)           # it ended at once, not only afterwards
+    return completion
 
 
 # --- the distribution sampled from --------------------------------------------------------------------------------
@@ -93,7 +97,8 @@ def say(tokenizer, script, stop=(), max_tokens=None, eos_token_ids=None) -> Comp
     ("GPTNeoX", SMALL, SharedPrefixDecoder),
     ("Mistral", dict(SMALL, num_key_value_heads=2, sliding_window=40), PlainDecoder),       # a window
     ("Gemma2", dict(SMALL, num_key_value_heads=2, head_dim=16), PlainDecoder),              # capped logits
-    ("GptOss", dict(SMALL, num_key_value_heads=2, head_dim=16, num_local_experts=4), PlainDecoder),     # sinks
+    ("GptOss", dict(SMALL, num_key_value_heads=2, head_dim=16, num_local_experts=4,
+                    layer_types=["full_attention"] * 2), PlainDecoder),     # sinks
     ("DeepseekV3", dict(SMALL, num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=16,
                         qk_nope_head_dim=16, v_head_dim=24, n_routed_experts=2, n_group=1, topk_group=1,
                         num_experts_per_tok=1, moe_intermediate_size=16), PlainDecoder),    # keys made after the cache
@@ -284,6 +289,8 @@ def test_text_is_cut_inside_the_token_that_completed_the_stop_string(tokenizer):
     completion = say(tokenizer, script, stop=("r.>",))
     assert completion.text == "so 4 </answer.>" and completion.finish_reason == "stop"
     assert tokenizer.decode(completion.token_ids) == "so 4 </answer.>>"        # the ids are those sampled
+    assert say(tokenizer, script, stop=(".>>", ".>")).text == "so 4 </answer.>"
+    assert say(tokenizer, script, stop=("r.",)).text == "so 4 </answer."
 
 
 def test_the_stop_string_that_ends_first_counts(tokenizer):

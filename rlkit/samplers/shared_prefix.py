@@ -32,7 +32,10 @@ class NotPlainAttention(Exception):
 
 
 class _Part:
-    """Keys and values of one part of one layer, each (rows, heads, length, head size), growing along the length."""
+    """Keys and values of one part of one layer, each (heads, rows, length, head size), growing along the length.
+
+    Heads come first so that one head's rows are one matrix.
+    """
 
     def __init__(self):
         self.buffers, self.length = None, 0
@@ -53,7 +56,7 @@ class _Part:
         return [buffer[:, :, :self.length] for buffer in self.buffers or ()]
 
     def keep(self, rows: torch.Tensor) -> None:
-        self.buffers = [buffer[rows] for buffer in self.buffers] if self.buffers else None
+        self.buffers = [buffer[:, rows] for buffer in self.buffers] if self.buffers else None
 
 
 class SharedPrefixCache(Cache):
@@ -68,7 +71,7 @@ class SharedPrefixCache(Cache):
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         while len(self.parts) <= layer_idx:
             self.parts.append({"common": _Part(), "group": _Part(), "own": _Part()})
-        self.parts[layer_idx]["own"].append(key_states, value_states)
+        self.parts[layer_idx]["own"].append(key_states.transpose(0, 1), value_states.transpose(0, 1))
         self.layer, self.fed, self.calls[0] = layer_idx, (key_states, value_states), self.calls[0] + 1
         return key_states, value_states
 
@@ -85,7 +88,7 @@ class SharedPrefixCache(Cache):
         for parts in self.parts:
             parts["group"].keep(groups)
         if self.group_bias is not None:
-            self.group_bias = self.group_bias[groups]
+            self.group_bias = self.group_bias[:, groups]
 
     def assign(self, group_of_row: torch.Tensor) -> None:
         """group_of_row: (rows,) long, ascending from 0. The rows of a group become one padded block of queries."""
@@ -94,8 +97,10 @@ class SharedPrefixCache(Cache):
         within = torch.arange(len(group_of_row), device=group_of_row.device) - first[group_of_row]
         width = int(counts.max())
         self.places = group_of_row * width + within                              # row -> place in the block
-        self.slots = group_of_row.new_zeros(len(counts) * width)                 # place -> row; padding repeats row 0
-        self.slots[self.places] = torch.arange(len(group_of_row), device=group_of_row.device)
+        self.slots = None                                                        # None: rows are a full block already
+        if len(counts) * width > len(group_of_row):
+            self.slots = group_of_row.new_zeros(len(counts) * width)             # place -> row; padding repeats row 0
+            self.slots[self.places] = torch.arange(len(group_of_row), device=group_of_row.device)
 
     # what transformers may ask of a cache; positions are always given, masks are made here
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -118,26 +123,24 @@ def shared_prefix_attention(module, query, key, value, attention_mask, scaling=N
     rows, heads, new, size = query.shape
     kv_heads = key.shape[1]
     repeat = heads // kv_heads
-    # (rows, kv heads, repeat * T, size): heads that share keys are further queries of the same block
+    # (kv heads, rows, repeat * T, size): query heads that share keys are further queries of the same block
     q = (query * (size ** -0.5 if scaling is None else scaling)).reshape(rows, kv_heads, repeat * new, size)
-    scores, values = [], []
-    if parts["common"].length:
-        ck, cv = (x[0] for x in parts["common"].views())
-        flat = q.transpose(0, 1).reshape(kv_heads, -1, size)
-        scores.append((flat @ ck.mT).view(kv_heads, rows, repeat * new, -1).transpose(0, 1))
-        values.append(lambda p: (p.transpose(0, 1).reshape(kv_heads, rows * repeat * new, -1) @ cv)
-                      .view(kv_heads, rows, repeat * new, -1).transpose(0, 1))
-    if parts["group"].length:                           # here T is 1
+    q = q.transpose(0, 1).contiguous()
+    scores, values = [], []                             # per part: (kv heads, rows, repeat * T, length), and p -> p v
+    if parts["common"].length:                          # one matrix product per head for all rows
+        ck, cv = (x[:, 0] for x in parts["common"].views())
+        scores.append((q.flatten(1, 2) @ ck.mT).view(*q.shape[:3], -1))
+        values.append(lambda p: (p.flatten(1, 2) @ cv).view(*q.shape[:3], -1))
+    if parts["group"].length:                           # one per head and prompt; here T is 1
         gk, gv = parts["group"].views()
-        groups, width = gk.shape[0], len(cache.slots) // gk.shape[0]
 
-        def block(x):                                   # (rows, kv heads, repeat, n) -> (groups, kv heads, width * repeat, n)
-            x = x[cache.slots].view(groups, width, kv_heads, repeat, -1)
-            return x.transpose(1, 2).reshape(groups, kv_heads, width * repeat, -1)
+        def block(x):                                   # (kv heads, rows, repeat, ...) -> (kv heads, groups, width * repeat, ...)
+            x = x if cache.slots is None else x[:, cache.slots]
+            return x.reshape(kv_heads, gk.shape[1], -1, x.shape[-1])
 
         def unblock(x):
-            x = x.view(groups, kv_heads, width, repeat, -1).transpose(1, 2)
-            return x.reshape(groups * width, kv_heads, repeat, -1)[cache.places]
+            x = x.view(kv_heads, -1, repeat, x.shape[-1])
+            return x if cache.slots is None else x[:, cache.places]
 
         s = block(q) @ gk.mT
         scores.append(unblock(s if cache.group_bias is None else s + cache.group_bias.to(s.dtype)))
@@ -151,7 +154,7 @@ def shared_prefix_attention(module, query, key, value, attention_mask, scaling=N
     values.append(lambda p: p @ v)
     probs = torch.cat(scores, dim=-1).softmax(dim=-1, dtype=torch.float32).to(query.dtype)
     out = sum(of(p) for of, p in zip(values, probs.split([s.shape[-1] for s in scores], dim=-1)))
-    return out.reshape(rows, heads, new, -1).transpose(1, 2).contiguous(), None
+    return out.transpose(0, 1).reshape(rows, heads, new, -1).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(NAME, shared_prefix_attention)
@@ -211,7 +214,7 @@ class SharedPrefixDecoder:
             self.cache.promote("group")
             padding = torch.arange(longest, device=device) >= lengths[:, None]
             if padding.any():
-                self.cache.group_bias = padding.float().masked_fill(padding, float("-inf"))[:, None, None]
+                self.cache.group_bias = padding.float().masked_fill(padding, float("-inf"))[None, :, None]
         self.group_of_row = torch.arange(len(prompts), device=device)
         self.cache.assign(self.group_of_row)
         self.positions = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
