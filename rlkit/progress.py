@@ -3,11 +3,13 @@
 In a terminal this is an ordinary tqdm bar. In a notebook the bar is one text output that is rewritten in place, so
 it moves in JupyterLab and a saved notebook keeps only its last state ("train: 60/60 in 01:43"); the widget bars of
 `tqdm.auto` would be saved frozen at 0 %. A bar opened while another runs shares that output and leaves nothing
-behind. Where nobody watches (a log file, a test) nothing is written.
+behind. A notebook that is executed from a terminal (papermill) also shows the bar there, since its output cannot be
+seen yet. Where nobody watches (a log file, a test) nothing is written.
 """
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Iterable
 
@@ -25,12 +27,19 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
+def _terminal() -> int | None:
+    """File descriptor of the terminal that this kernel was started from by a program other than a Jupyter server."""
+    descriptor = getattr(sys.stderr, "_original_stdstream_copy", None)      # from before ipykernel took stderr over
+    started_by_server = "JPY_SESSION_NAME" in os.environ
+    return descriptor if descriptor is not None and not started_by_server and os.isatty(descriptor) else None
+
+
 class _NotebookBar(tqdm):
     """A tqdm bar drawn into one display output; bars opened inside it are drawn as further lines of the same output."""
     open_bars: list["_NotebookBar"] = []
 
     def __init__(self, *args, desc=None, **kwargs):
-        self.output = None
+        self.output, self.terminal = None, _terminal()
         if not kwargs.get("disable"):
             self.open_bars.append(self)
         super().__init__(*args, desc=f"{desc}: " if desc else "", file=io.StringIO(), mininterval=0.5, **kwargs)
@@ -43,6 +52,10 @@ class _NotebookBar(tqdm):
             top.output = display(text, raw=True, display_id=True)
         else:
             top.output.update(text, raw=True)
+        if self.terminal is not None:
+            line = " | ".join(str(bar) for bar in self.open_bars) if self.bar_format in (_LIVE, _LIVE_OPEN) else ""
+            width = os.get_terminal_size(self.terminal).columns or 80
+            os.write(self.terminal, f"\r\x1b[K{line[:width - 1]}".encode())
 
     def close(self):
         if self.disable:
