@@ -145,7 +145,8 @@ def test_a_truncation_that_was_asked_for(shared_cases):
 ])
 def test_truncations_by_hand(options, expected):
     logits = torch.tensor([[.1, .4, .2, .3]]).log()
-    torch.testing.assert_close(sampling_log_probs(logits, **options).exp(), torch.tensor([expected], dtype=torch.float32))
+    got = sampling_log_probs(logits, **options).exp()
+    torch.testing.assert_close(got, torch.tensor([expected], dtype=torch.float32))
 
 
 def test_repetition_penalty_by_hand():
@@ -331,7 +332,7 @@ def test_length_is_what_remains(tokenizer):
     assert completion.token_ids == script[:3] and completion.finish_reason == "length"
     assert len(say(tokenizer, script, max_tokens=1).token_ids) == 1
     n_stop = len(say(tokenizer, script, stop=("</answer>",)).token_ids)
-    assert say(tokenizer, script, stop=("</answer>",), max_tokens=n_stop).finish_reason == "stop"     # on the last token
+    assert say(tokenizer, script, stop=("</answer>",), max_tokens=n_stop).finish_reason == "stop"   # on the last one
     assert say(tokenizer, script[:2] + [1], max_tokens=3).finish_reason == "stop"
 
 
@@ -346,7 +347,8 @@ def test_every_end_of_text_id_of_model_and_tokenizer_counts(tokenizer, olmo):
 
 def test_prompts_are_computed_once_and_finished_rows_leave(tokenizer, olmo):
     fed = []
-    hook = olmo.register_forward_pre_hook(lambda m, args, kw: fed.append(tuple(kw["input_ids"].shape)), with_kwargs=True)
+    hook = olmo.register_forward_pre_hook(lambda m, _, inputs: fed.append(tuple(inputs["input_ids"].shape)),
+                                          with_kwargs=True)
     try:
         sampler = TransformersSampler(olmo, tokenizer, compact_at=.25)
         sampler.generate(["x"], SamplingParams(max_tokens=1))
@@ -360,7 +362,8 @@ def test_prompts_are_computed_once_and_finished_rows_leave(tokenizer, olmo):
     assert fed[:3] == [(1, shared), (4, longest - 1 - shared), (4, 1)]
     decoding = fed[3:]
     assert decoding[0] == (32, 1) and decoding[-1][0] < 8 and all(new == 1 for _, new in decoding)
-    assert sum(rows for rows, _ in decoding) < 1.5 * sum(len(ids) for group in ids_of(groups) for ids in group) < 32 * 29
+    useful = sum(len(ids) for group in ids_of(groups) for ids in group)
+    assert sum(rows for rows, _ in decoding) < 1.5 * useful < 32 * 29
 
 
 def test_the_model_is_left_as_it_was(tokenizer, olmo):
@@ -398,7 +401,8 @@ def test_sync_weights(tokenizer, olmo):
         other.lm_head.weight.mul_(-1)
     params = SamplingParams(max_tokens=8)
     mine, sampler = TransformersSampler(other, tokenizer), TransformersSampler(olmo, tokenizer)
-    assert isinstance(sampler, Sampler) and isinstance(make_sampler("transformers", olmo, tokenizer), TransformersSampler)
+    assert isinstance(sampler, Sampler)
+    assert isinstance(make_sampler("transformers", olmo, tokenizer), TransformersSampler)
     theirs = sampler.generate(PROMPTS, params)
     assert mine.generate(PROMPTS, params) != theirs
     mine.sync_weights(other)

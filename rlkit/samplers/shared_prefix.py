@@ -111,7 +111,7 @@ class SharedPrefixCache(Cache):
 
 
 def shared_prefix_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
-    """Attention of ``query`` (rows, heads, T, head size) over the active cache's three parts; transformers' interface."""
+    """Attention of ``query`` (rows, heads, T, head size) over the active cache's parts (transformers' signature)."""
     cache: SharedPrefixCache = getattr(_active, "cache", None)
     if cache is None:
         raise RuntimeError(f"attention {NAME!r} works only inside rlkit's sampler")
@@ -134,7 +134,7 @@ def shared_prefix_attention(module, query, key, value, attention_mask, scaling=N
     if parts["group"].length:                           # one per head and prompt; here T is 1
         gk, gv = parts["group"].views()
 
-        def block(x):                                   # (kv heads, rows, repeat, ...) -> (kv heads, groups, width * repeat, ...)
+        def block(x):                                   # rows, repeat -> groups, width * repeat
             x = x if cache.slots is None else x[:, cache.slots]
             return x.reshape(kv_heads, gk.shape[1], -1, x.shape[-1])
 

@@ -59,9 +59,9 @@ def draw(log_probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     log_probs: (rows, vocab). uniforms: (rows,) in [0, 1), float64 where the device has it. Returns (rows,) long.
     """
     cumulative = log_probs.exp().cumsum(dim=-1, dtype=uniforms.dtype)
-    below_total = cumulative[:, -1:] * (1 - 2 * torch.finfo(uniforms.dtype).eps)      # rounding must not reach the total
+    below_total = cumulative[:, -1:] * (1 - 2 * torch.finfo(uniforms.dtype).eps)    # rounding must not reach the total
     token = torch.searchsorted(cumulative, uniforms[:, None] * below_total, right=True).squeeze(-1)
-    return token.clamp(max=log_probs.shape[-1] - 1)                                   # NaN would be out of range
+    return token.clamp(max=log_probs.shape[-1] - 1)                                 # NaN would be out of range
 
 
 def row_uniforms(seed: int, prompt_index: int, copy: int, count: int) -> torch.Tensor:
@@ -101,7 +101,7 @@ class StopStrings:
         return any(s in text for s in self.stop)
 
     def cut(self, ids: list[int]) -> tuple[str, int | None]:
-        """(text of ``ids`` up to and with the stop string that ends first, number of ids up to the one that completed it).
+        """(text of ``ids`` through the stop string that ends first, number of ids through the one that completed it).
 
         (whole text, None) where no stop string occurs.
         """
@@ -322,5 +322,5 @@ def _check(params: SamplingParams, n: int) -> None:
     require("top_k", params.top_k, params.top_k >= 0, "at least 0 (0 is off)")
     require("min_p", params.min_p, 0 <= params.min_p <= 1, "a share in [0, 1]")
     require("repetition_penalty", params.repetition_penalty, 0 < params.repetition_penalty < math.inf, "a number > 0")
-    require("stop", params.stop, not isinstance(params.stop, str) and all(isinstance(s, str) and s for s in params.stop),
-            "a tuple of non-empty strings")
+    strings = not isinstance(params.stop, str) and all(isinstance(s, str) and s for s in params.stop)
+    require("stop", params.stop, strings, "a tuple of non-empty strings")
