@@ -78,12 +78,11 @@ def test_sigkill_then_resume_ends_with_the_same_numbers(tmp_path, base, undistur
     assert_same(train(replace(config, resume=True), reward_fn=share_of_lower_case), undisturbed)
 
 
-MOMENTS = [("log", 0), ("log", 1), ("log", 3), ("add_rollouts", 2), ("save_checkpoint", 0), ("save_checkpoint", 1),
-           ("finish", 0)]
+MOMENTS = [("log", 0, True), ("log", 3, True), ("log", 3, False), ("add_rollouts", 2, False),
+           ("save_checkpoint", 0, True), ("save_checkpoint", 1, False), ("finish", 0, True), ("finish", 0, False)]
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
-@pytest.mark.parametrize("method, count", MOMENTS)
+@pytest.mark.parametrize("method, count, before", MOMENTS)
 def test_a_stop_between_any_two_writes(tmp_path, base, undisturbed, monkeypatch, method, count, before):
     """The same, stopped right before or right after a write; whatever was under way is left half done."""
     real, calls = getattr(runs.RunWriter, method), []
