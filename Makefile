@@ -14,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 
 # what `make test` executes and compares with its saved outputs; a test keeps this list complete
-NOTEBOOKS := train evaluate compare
+NOTEBOOKS := train evaluate compare 02_policy_gradients
 NOTEBOOK_FILES := $(NOTEBOOKS:%=notebooks/%.ipynb)
 NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg --dist loadfile
 

@@ -121,7 +121,17 @@ def baseline_variance(baseline=b):
     z = [(reward - sp.sympify(baseline)) * scores[reward] for reward in (0, 1)]
     weights = [chances[0], chances[1]]
     mean, second = expectation(z, weights), expectation([value**2 for value in z], weights)
-    return sp.factor(sp.simplify(second - mean**2)) / n
+    return _signs_out(sp.factor(sp.simplify(second - mean**2))) / n
+
+
+def _signs_out(product):
+    """The same product with factors such as 1 - p where sympy writes p - 1."""
+    sign, result = 1, sp.Integer(1)
+    for factor in sp.Mul.make_args(product):
+        base, exponent = factor.as_base_exp()
+        turn = base.is_Add and base.subs({p: 0, b: 0}).is_negative
+        sign, result = (sign * (-1)**exponent, result * (-base)**exponent) if turn else (sign, result * factor)
+    return sign * result
 
 
 def optimal_baseline():

@@ -5,6 +5,8 @@
 """
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import sympy as sp
 import torch
@@ -13,19 +15,27 @@ from rlkit import derivations
 from rlkit.plots import COLORS, figure
 
 
-def _interactive(draw, **knobs):
-    """An ipywidgets box: the knobs above, the figure that ``draw`` returns below."""
+def _interactive(draw, name, **knobs):
+    """An ipywidgets box: the knobs above, below them the figure that ``draw`` returns, redrawn when a knob moves."""
     import ipywidgets
-    from IPython.display import display
 
-    def redraw(**values):
-        display(draw(**values))
+    class Knobs(ipywidgets.VBox):
+        def __repr__(self):                                    # what readers without a kernel see in its place
+            return f"{name}: knobs for {', '.join(knobs)} (they need a running kernel)"
 
-    box = ipywidgets.interactive(redraw, **knobs)
-    for knob in box.children[:-1]:
+    picture = ipywidgets.Image(format="png")
+
+    def redraw(_=None):
+        buffer = io.BytesIO()
+        draw(**{key: knob.value for key, knob in knobs.items()}).savefig(buffer, format="png")
+        picture.value = buffer.getvalue()
+
+    for knob in knobs.values():
         if hasattr(knob, "continuous_update"):
             knob.continuous_update = False                     # one picture per released slider, not per pixel
-    return box
+        knob.observe(redraw, names="value")
+    redraw()
+    return Knobs([*knobs.values(), picture])
 
 
 # ---- baselines and variance -----------------------------------------------------------------------------------------
@@ -60,7 +70,7 @@ def baseline_figure(p: float = 0.3, b: float = 0.0):
 def baseline_widget():
     """Sliders for p and b over ``baseline_figure``. Look for the p at which the mean makes things worse."""
     import ipywidgets
-    return _interactive(baseline_figure,
+    return _interactive(baseline_figure, "baseline_widget",
                         p=ipywidgets.FloatSlider(0.3, min=0.02, max=0.98, step=0.02, description="p"),
                         b=ipywidgets.FloatSlider(0.0, min=-0.25, max=1.25, step=0.05, description="b"))
 
@@ -91,7 +101,7 @@ def difficulty_widget():
     def draw(group_size, normalizer, log10_eps):
         return difficulty_figure(group_size, ("none", "std", "mean") if normalizer == "all" else (normalizer,),
                                  10.0 ** log10_eps)
-    return _interactive(draw, group_size=ipywidgets.IntSlider(8, min=2, max=64, description="G"),
+    return _interactive(draw, "difficulty_widget", group_size=ipywidgets.IntSlider(8, min=2, max=64, description="G"),
                         normalizer=ipywidgets.ToggleButtons(options=("all", "none", "std", "mean"),
                                                             description="divide by"),
                         log10_eps=ipywidgets.IntSlider(-6, min=-6, max=0, description="log10 eps"))
@@ -128,7 +138,7 @@ def clip_figure(advantage: float = 1.0, cliprange: float = 0.2, ratio: float = 1
 def clip_widget():
     """Knobs for the advantage, epsilon and a marked ratio over ``clip_figure``."""
     import ipywidgets
-    return _interactive(clip_figure,
+    return _interactive(clip_figure, "clip_widget",
                         advantage=ipywidgets.FloatSlider(1.0, min=-2, max=2, step=0.5, description="A"),
                         cliprange=ipywidgets.FloatSlider(0.2, min=0.0, max=0.8, step=0.05, description="epsilon"),
                         ratio=ipywidgets.FloatSlider(1.0, min=0.05, max=2.0, step=0.05, description="w"))
