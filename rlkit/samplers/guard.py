@@ -5,7 +5,8 @@
 The guard is started as the leader of a new session, so that whatever the command starts is in the guard's process
 group. It ends when the command ends, on SIGTERM, or when PARENT_PID is no longer its parent, which is what the death
 of that process by any signal looks like, whichever of its threads started the guard. Then it ends every process left
-in its own group, politely first, and removes FOLDER. Processes outside of its group it never touches.
+in its own group, politely first. If it is the parent that is gone, and so cannot clean up itself, it removes FOLDER and
+the folders that FOLDER/also names, one a line. Processes outside of its group it never touches.
 
 Standard library only: this file is run by path, not imported.
 """
@@ -23,7 +24,7 @@ POLL, POLITE = 0.2, 10.0        # seconds between looks, and for an orderly end 
 
 
 def main(arguments: list[str]) -> int:
-    parent, folder, command = int(arguments[0]), arguments[1], arguments[3:]
+    parent, folder, command = int(arguments[0]), Path(arguments[1]), arguments[3:]
     asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: asked.set())
@@ -40,7 +41,10 @@ def main(arguments: list[str]) -> int:
         end_group()
         code = child.wait()
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if os.getppid() != parent:
+            also = folder / "also"
+            for unwanted in [*(also.read_text().splitlines() if also.is_file() else []), folder]:
+                shutil.rmtree(unwanted, ignore_errors=True)
     return code if code >= 0 else 128 - code
 
 

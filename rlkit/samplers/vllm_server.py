@@ -25,7 +25,7 @@ from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
 
-from rlkit.environment import VLLMInstall, find_vllm, vllm_missing
+from rlkit.environment import VLLMInstall, find_vllm, vllm_missing, vllm_of
 from rlkit.samplers.base import Completion, SamplingParams
 from rlkit.samplers.weight_sync import WAYS, choose_way, free_port, make_sync, memory_folder, write_weights
 
@@ -87,8 +87,9 @@ class VLLMServer:
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization: got {self.gpu_memory_utilization}, expected a share in (0, 1]")
         self.install: VLLMInstall | None = None
-        self.url, self.sync, self.start_seconds = None, None, None
-        self._process, self._finalizer, self._clean_up, self._calls = None, None, [], 0
+        self.url = self.name = self.sync = self.way = self.start_seconds = None
+        self._process, self._finalizer, self._calls = None, None, 0
+        self._log = self.folder = None
 
     # ---- life
 
@@ -116,16 +117,16 @@ class VLLMServer:
     def _start_once(self, model: str) -> None:
         port = self.port or free_port()
         self.url, self.name = f"http://127.0.0.1:{port}", f"rlkit-{secrets.token_hex(8)}"
-        folder = tempfile.mkdtemp(prefix="rlkit-vllm-")
-        shutil.copy(Path(__file__).with_name("vllm_worker.py"), Path(folder, "rlkit_vllm_worker.py"))
-        self._log = Path(self.log_path) if self.log_path else Path(folder, "server.log")
-        guard = [sys.executable, "-I", str(Path(__file__).with_name("guard.py")), str(os.getpid()), folder, "--"]
+        self.folder = Path(tempfile.mkdtemp(prefix="rlkit-vllm-"))
+        shutil.copy(Path(__file__).with_name("vllm_worker.py"), self.folder / "rlkit_vllm_worker.py")
+        self._log = Path(self.log_path) if self.log_path else self.folder / "server.log"
+        guard = [sys.executable, "-I", str(Path(__file__).with_name("guard.py")), str(os.getpid()), str(self.folder),
+                 "--"]
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(guard + self.command(model, port), stdin=subprocess.DEVNULL, stdout=log,
-                                             stderr=subprocess.STDOUT, env=self.environment(model, folder),
+                                             stderr=subprocess.STDOUT, env=self.environment(model, str(self.folder)),
                                              start_new_session=True)
-        self._clean_up = []
-        self._finalizer = weakref.finalize(self, _end, self._process, self._clean_up, os.getpid())
+        self._finalizer = weakref.finalize(self, _end, self._process, self.folder, os.getpid())
         try:
             self._wait_until_healthy()
         except BaseException:
@@ -220,9 +221,10 @@ class VLLMServer:
             self._finalizer()
         self._process = self._finalizer = None
 
-    def on_stop(self, function, *arguments) -> None:
-        """Call this once the server has ended, also when this process ends without `stop`."""
-        self._clean_up.append((function, arguments))
+    def remove_if_orphaned(self, folder) -> None:
+        """Have this folder removed, too, should this process end without cleaning up."""
+        with open(self.folder / "also", "a") as file:
+            file.write(f"{folder}\n")
 
     def last_words(self, lines: int = 12) -> str:
         """The errors the server reported first, and its last lines."""
@@ -236,10 +238,8 @@ class VLLMServer:
         return "\n".join(["Its errors:", *first] * bool(first) + ["Its last lines:", *text[-lines:]])
 
     def _exited(self) -> bool:
-        """Whether the guard has ended; it is not reaped, so that its process group's number stays its own."""
-        if self._process.returncode is not None:
-            return True
-        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        """Whether the guard has; it is reaped last, so that its process group's number stays its own."""
+        return _ended(self._process)
 
     def __enter__(self) -> "VLLMServer":
         self.start()
@@ -298,6 +298,8 @@ class VLLMServer:
             raise ValueError(f"prompts: got {prompts!r:.80}, expected a list")
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size: got {batch_size}, expected at least 1 or None")
+        if self._process is None:
+            raise RuntimeError("vLLM server: it is not running; expected start() first")
         self._calls += 1
         seed = f"{self.seed}/call {self._calls}" if seed is None else seed
         bodies = [body | {"model": self.name, "prompt": prompt, "seed": request_seed(seed, i)}
@@ -412,6 +414,7 @@ class VLLMSampler:
 
     def _start(self) -> None:
         self.server.start()
+        self.server.remove_if_orphaned(self.folder)
         device = str(next(self.model.parameters()).device)
         self.server.init_weight_sync(device, self.folder)
         if self.server.way != "shm" and self.restarts:      # its checkpoint is of the start, the weights are newer
@@ -528,6 +531,8 @@ def completions_of(answer: dict, n: int) -> list[VLLMCompletion]:
 
 def check_model(model_id: str) -> str:
     """The folder or hub id to serve. ValueError if there is no such model, before any server is started."""
+    if Path(model_id, "config.json").is_file() and not Path(model_id, "metrics.jsonl").exists():
+        return str(model_id)
     from rlkit.models import model_location
     location = model_location(model_id)
     if not Path(location).is_dir():
@@ -550,23 +555,27 @@ def port_is_free(port: int) -> bool:
     return True
 
 
-def _end(process, clean_up, owner: int) -> None:
+def _ended(process) -> bool:
+    """Whether it has, without reaping it (which `Popen.poll`, `wait` and `terminate` would)."""
+    return process.returncode is not None or \
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _end(process, folder: Path, owner: int) -> None:
     """Ask the guard to end the server; the group it leads is ours alone, so what does not end is killed."""
     if os.getpid() != owner:                                 # a fork of ours: not its server
         return
-    process.terminate()
+    if not _ended(process):
+        os.kill(process.pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
-    while time.monotonic() < deadline:
-        if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            break
+    while not _ended(process) and time.monotonic() < deadline:
         time.sleep(0.05)
     try:
         os.killpg(process.pid, signal.SIGKILL)               # the unreaped guard keeps the number from being reused
     except (ProcessLookupError, PermissionError):
         pass
     process.wait()
-    for function, arguments in clean_up:
-        function(*arguments)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_folder(folder: Path, owner: int) -> None:
@@ -580,7 +589,8 @@ def _eos_ids(model, tokenizer) -> list[int]:
 
 
 def _vllm_importable() -> bool:
-    return find_spec("vllm") is not None
+    """Whether this very Python has vLLM."""
+    return find_spec("vllm") is not None and vllm_of(sys.executable) is not None
 
 
 def _gpu_count() -> int:

