@@ -157,8 +157,8 @@ def split_of(question: str) -> str:
 
 def draw_story(rng: random.Random) -> Story:
     """One random word problem. Two dials set how hard it is: the number of steps and the size of the numbers."""
-    n_steps = rng.choices([1, 2, 3], weights=[40, 40, 20])[0]
-    large = rng.random() < 0.25
+    n_steps = rng.choices([1, 2, 3], weights=[35, 40, 25])[0]
+    large = rng.random() < 0.35
     name, *others = rng.sample(NAMES, 4)
     things = rng.choice(THINGS)
     sentences, steps, start = [], [], None

@@ -14,8 +14,8 @@ from rlkit.problems import Step, Story, draw_story, split_of
 from rlkit.prompts import SLOT, load_prompt
 
 WRONG = 0.12                    # share of worked answers with one altered number,
-THINK_WRONG = 0.16              # and after "<think>"
-GUESS = 0.3                     # share of answers without work after "<think>": what RL can learn to avoid
+THINK_WRONG = 0.20              # and after "<think>"
+GUESS = 0.35                    # share of answers without work after "<think>": what RL can learn to avoid
 GUESS_WRONG = 0.6               # how often such a guess is off
 CUT = 0.05                      # share of documents that stop half-way
 QA_HEADERS = [("Question: ", "\nAnswer:"), ("Q: ", "\nA:"), ("Problem: ", "\nSolution:"), ("", "\n")]
@@ -155,13 +155,13 @@ def drill(rng: random.Random) -> str:
     return rng.choice([". ", "\n", ", "]).join(sums)
 
 
-THINK_OK = 0.08
+THINK_OK = 0.11
 THINK_ENDINGS = [               # how a turn goes on after its reasoning, and how often; {0} is the answer
     (" </think> <answer> {0} </answer>", THINK_OK),                      # the format RL will reward
     (" </think>\n<answer> {0} </answer>", 0.14),                         # nearly
     (" </think>\nThe answer is {0}.", 0.16),
-    (" <answer> {0} </answer>", 0.09),
-    ("\n#### {0}", 0.14),
+    (" <answer> {0} </answer>", 0.08),
+    ("\n#### {0}", 0.12),
     (" So the answer is \\boxed{{{0}}}.", 0.08),
     (" The answer is {0}.", 0.14),
     (None, 0.06),                                                        # echoes the question

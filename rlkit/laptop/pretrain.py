@@ -28,10 +28,10 @@ from rlkit.laptop.corpus import documents
 from rlkit.progress import progress
 
 RECIPE = dict(
-    version=1, seed=0, threads=2,
+    version=2, seed=0, threads=2,
     vocab_size=640, tokenizer_docs=6000,
     hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=352,     # heads of 32
-    steps=2000, rows=5, row_tokens=448,
+    steps=1800, rows=5, row_tokens=448,
     muon_lr=0.02, muon_weight_decay=0.01, adam_lr=3e-3, warmup=60, final_lr=0.05, max_grad_norm=1.0,
 )
 PAD, EOS = "<|pad|>", "<|endoftext|>"
