@@ -109,9 +109,9 @@ def doctor() -> dict:
     need_vllm = [vllm_error or vllm_missing()] if vllm is None else []
     pins = {r.name: r for r in wanted["cpu-vllm"].values()} | {r.name: r for r in wanted["gpu"].values()}
     if vllm and vllm.package in pins and not _fits(pins[vllm.package], vllm.version):
-        need_vllm.append(f"{pins[vllm.package]} (found {vllm.version} in {vllm.python})")
+        need_vllm.append(f"{vllm.package}{pins[vllm.package].specifier} (found {vllm.version} in {vllm.python})")
     gpu_only = [f"a GPU build of vLLM (found {vllm.package} {vllm.version})"] if vllm and vllm.on_cpu else []
-    cuda_torch = ["a CUDA build of torch (found "f"{report['packages']['torch']})"
+    cuda_torch = ["a CUDA build of torch (found " f"{report['packages']['torch']})"
                   ] if "+cpu" in (report["packages"]["torch"] or "") else []
     largest = max((gpu["memory_gb"] for gpu in gpus), default=0)
     one_gpu = [] if largest >= PRESET_GB["olmo"] * 1.4 else [
