@@ -297,6 +297,17 @@ def test_sampler_sends_weights_and_drops_the_cache(fake, kind):
     assert own_folders() <= before
 
 
+def test_an_end_of_text_id_is_never_part_of_the_text(fake):
+    """Token 8 is a word to the tokenizer; a model may end with it nevertheless, and vLLM would print it."""
+    sampler = VLLMSampler(tiny_model(), toy_tokenizer(), eos_token_ids=[8, 1])
+    [[c]] = sampler.generate(["Hello"], SamplingParams(max_tokens=5))
+    assert c.text.count("/") == 1                                        # ends with 1, a special token: vLLM's own text
+    sampler._visible_ends = {1}
+    [[c]] = sampler.generate(["Hello"], SamplingParams(max_tokens=5))
+    assert c.text == "a test"
+    sampler.close()
+
+
 def test_a_server_killed_mid_run_is_started_again_with_the_last_weights(fake, monkeypatch, capsys):
     monkeypatch.setenv("FAKE_VLLM_DIES", "first")
     model = tiny_model()
@@ -372,7 +383,7 @@ def test_broadcast_dialogue():
 
     names, shapes, sent, model = [], [], threading.Event(), tiny_model("llama", tie_word_embeddings=True)
     sync = weight_sync.BroadcastSync.__new__(weight_sync.BroadcastSync)
-    sync.server, sync.way, received = Server(), "gloo", []
+    sync.server, sync.way, sync.device, received = Server(), "gloo", "cpu", []
 
     def broadcast(tensor):
         received.append(tensor)
@@ -394,6 +405,6 @@ def test_an_update_the_server_refuses_does_not_hang():
                 raise RuntimeError("refused")
             return {}
     sync = weight_sync.BroadcastSync.__new__(weight_sync.BroadcastSync)
-    sync.server, sync.way, sync.broadcast = Server(), "gloo", lambda tensor: time.sleep(0.01)
+    sync.server, sync.way, sync.device, sync.broadcast = Server(), "gloo", "cpu", lambda tensor: time.sleep(0.01)
     with pytest.raises(RuntimeError, match="refused"):
         sync.send(tiny_model())

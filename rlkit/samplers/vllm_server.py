@@ -341,7 +341,7 @@ class VLLMServer:
             print(f"weight sync: shm in place of {self.weight_sync} ({reason})", flush=True)
         if self.sync is not None:
             self.sync.close()
-        self.way, self.sync = way, make_sync(way, self, folder)
+        self.way, self.sync = way, make_sync(way, self, device, folder)
         return way
 
     def sync_policy_weights(self, policy) -> None:
@@ -377,6 +377,7 @@ class VLLMSampler:
 
     gpu, gpu_memory_utilization: None chooses a second GPU if there is one (0.9 of it); where trainer and server share
         one, vLLM gets 0.3 of it and sleeps (``sleep``) whenever it is not generating.
+    weight_sync: see `weight_sync`; None is the environment variable RLKIT_WEIGHT_SYNC, else "auto".
     dtype: None is the model's. batch_size: most prompts in flight at once. The rest is `VLLMServer`'s.
 
     Per-token log-probs are those of the distribution sampled from, temperature and truncations included; at
@@ -384,13 +385,15 @@ class VLLMSampler:
     """
 
     def __init__(self, model, tokenizer, *, gpu: int | None = None, gpu_memory_utilization: float | None = None,
-                 weight_sync: str = "auto", sleep: bool | None = None, dtype: str | None = None,
+                 weight_sync: str | None = None, sleep: bool | None = None, dtype: str | None = None,
                  batch_size: int | None = None, max_restarts: int = 2, eos_token_ids: list[int] | None = None,
                  **server_options):
         if find_vllm(server_options.get("python")) is None:
             raise ValueError(f"sampler: {vllm_missing()}")
+        weight_sync = weight_sync or os.environ.get("RLKIT_WEIGHT_SYNC") or "auto"
         self.model, self.tokenizer, self.batch_size, self.max_restarts = model, tokenizer, batch_size, max_restarts
         self.eos_token_ids = _eos_ids(model, tokenizer) if eos_token_ids is None else sorted(set(eos_token_ids))
+        self._visible_ends = set(self.eos_token_ids) - set(tokenizer.all_special_ids)
         device = next(model.parameters()).device
         policy_gpu = (device.index or 0) if device.type == "cuda" else None
         if gpu is None:
@@ -435,6 +438,10 @@ class VLLMSampler:
                   "top_k": params.top_k, "min_p": params.min_p, "repetition_penalty": params.repetition_penalty,
                   "stop": list(params.stop), "stop_token_ids": self.eos_token_ids, "seed": params.seed}
         found = self._with_restarts(lambda: self._generate(ids, wanted))
+        for c in found:                                  # an end-of-text id that the tokenizer does not call special
+            if c.token_ids and c.token_ids[-1] in self._visible_ends:
+                c.text = self.tokenizer.decode(c.token_ids[:-1], skip_special_tokens=True,
+                                               clean_up_tokenization_spaces=False)
         return [found[i * n:(i + 1) * n] for i in range(len(prompts))]
 
     def _generate(self, ids, wanted):

@@ -21,6 +21,7 @@ import shutil
 import socket
 import tempfile
 import threading
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -78,33 +79,32 @@ class BroadcastSync:
     """Trainer rank 0 broadcasts every parameter to the server's workers, over NCCL or gloo.
 
     The requests that make the workers join and receive return only when they have, so they run in a thread while
-    this side does its part.
+    this side does its part. device: the policy's.
     """
 
-    def __init__(self, server, way: str):
-        self.server, self.way = server, way
+    def __init__(self, server, way: str, device: str = "cpu"):
+        self.server, self.way, self.device = server, way, device
         world = 1 + server.get("get_world_size")["world_size"]
         address = {"master_address": "127.0.0.1", "master_port": free_port(), "world_size": world}
         joining = _Request(server, "init_weight_transfer_engine",
                            {"init_info": address | {"rank_offset": 1, "packed": False}})
-        self.broadcast = _nccl(address) if way == "nccl" else _gloo(address)
+        with _current(device):
+            self.broadcast = _nccl(address) if way == "nccl" else _gloo(address)
         joining.result()
 
     def send(self, model) -> None:
-        import torch
         tensors = [(name, tensor.detach()) for name, tensor in checkpoint_tensors(model).items()]
         self.server.post("start_weight_update")
         receiving = _Request(self.server, "update_weights", {"update_info": {
             "names": [name for name, _ in tensors],
             "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors],
             "shapes": [list(tensor.shape) for _, tensor in tensors]}})
-        for _, tensor in tensors:
-            receiving.check()
-            self.broadcast(tensor.contiguous())
+        with _current(self.device):
+            for _, tensor in tensors:
+                receiving.check()
+                self.broadcast(tensor.contiguous())
         receiving.result()
         self.server.post("finish_weight_update")
-        if self.way == "nccl":
-            torch.cuda.current_stream().synchronize()
 
     def close(self) -> None:
         self.broadcast = None
@@ -113,33 +113,40 @@ class BroadcastSync:
 class IPCSync:
     """vLLM's own CUDA IPC transfer: handles of the trainer's tensors, which the server copies on the same GPU."""
 
-    def __init__(self, server):
-        self.server, self.engine, self.model = server, None, None
+    def __init__(self, server, device: str):
+        self.server, self.device, self.engine, self.model = server, device, None, None
 
     def send(self, model) -> None:
         from vllm.distributed.weight_transfer import (HTTPVLLMWeightSyncClient, ModuleSource,
                                                       WeightTransferTrainerFactory)
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
-        if self.model is not model:
-            self.engine = WeightTransferTrainerFactory.trainer_init(
-                IPCTrainerInitInfo(packed=True, packed_buffer_size_bytes=256 * 2 ** 20, rank=0),
-                client=HTTPVLLMWeightSyncClient(self.server.url, timeout=PATIENCE), source=ModuleSource(model))
-            self.model = model
-        self.engine.send_weights()
+        with _current(self.device):
+            if self.model is not model:
+                self.engine = WeightTransferTrainerFactory.trainer_init(
+                    IPCTrainerInitInfo(packed=True, packed_buffer_size_bytes=256 * 2 ** 20, rank=0),
+                    client=HTTPVLLMWeightSyncClient(self.server.url, timeout=PATIENCE), source=ModuleSource(model))
+                self.model = model
+            self.engine.send_weights()
 
     def close(self) -> None:
         if self.engine is not None:
             self.engine.shutdown()
 
 
-def make_sync(way: str, server, folder=None):
-    """The object behind a way's name."""
+def make_sync(way: str, server, device: str = "cpu", folder=None):
+    """The object behind a way's name, for a policy on ``device``."""
     if way == "shm":
         return SharedMemorySync(server, folder)
-    return IPCSync(server) if way == "ipc" else BroadcastSync(server, way)
+    return IPCSync(server, device) if way == "ipc" else BroadcastSync(server, way, device)
 
 
 # ---- the trainer's end of the broadcasts
+
+def _current(device: str):
+    """The policy's GPU as the current one, which is the one vLLM's transfers use."""
+    import torch
+    return torch.cuda.device(device) if str(device).startswith("cuda") else nullcontext()
+
 
 def _nccl(address: dict):
     """``broadcast(tensor)`` on the current CUDA device's stream; vLLM's communicator, as the workers use it."""

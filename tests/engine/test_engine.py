@@ -5,6 +5,7 @@ half a minute on two idle cores, so tests share two of them.
 """
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -152,11 +153,12 @@ def test_stop_strings_end_of_text_and_length(served):
     assert c.token_ids == greedily.token_ids[:len(c.token_ids)] and tokenizer.decode(c.token_ids) == c.text
     [[c]] = sampler.generate(PROMPTS[:1], SamplingParams(max_tokens=3, temperature=0.0))
     assert c.finish_reason == "length" and c.token_ids == greedily.token_ids[:3] and len(c.log_probs) == 3
-    sampler.eos_token_ids = sorted({*sampler.eos_token_ids, greedily.token_ids[3]})
+    sampler.eos_token_ids, sampler._visible_ends = [1, greedily.token_ids[3]], {greedily.token_ids[3]}
     first = greedily.token_ids.index(greedily.token_ids[3])
     [[c]] = sampler.generate(PROMPTS[:1], SamplingParams(max_tokens=24, temperature=0.0))
-    sampler.eos_token_ids = [1]
+    sampler.eos_token_ids, sampler._visible_ends = [1], set()
     assert c.finish_reason == "stop" and c.token_ids == greedily.token_ids[:first + 1]
+    assert c.text == tokenizer.decode(greedily.token_ids[:first])
 
 
 def test_sleep_and_wake_keep_the_weights(served):
@@ -236,6 +238,20 @@ def test_engine_that_cannot_serve_the_model_says_why(tmp_path):
     with pytest.raises(RuntimeError, match="ended while starting(.|\n)*head_dim=16"):
         server.start()
     assert server._process is None
+
+
+def test_port_that_is_taken_too_late_to_notice(tmp_path, monkeypatch):
+    """Another program takes the port between our look and the server's: its own message is shown."""
+    from rlkit.samplers import vllm_server
+    random_model("olmo2").save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    monkeypatch.setattr(vllm_server, "port_is_free", lambda port: True)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        server = VLLMServer(str(tmp_path), port=taken.getsockname()[1])
+        with pytest.raises(RuntimeError, match="ended while starting(.|\n)*[Aa]ddress already in use"):
+            server.start()
 
 
 def test_training_learns_through_a_server_that_is_killed_once(tmp_path):
