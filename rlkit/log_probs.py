@@ -8,7 +8,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 
-CHUNK_ELEMENTS = 2 ** 24  # float32 logits held at once: 2^24 x 4 bytes = 64 MiB
+CHUNK_ELEMENTS = 2 ** 24  # float32 logits made at once: 2^24 x 4 bytes = 64 MiB, 167 positions of 100,352 tokens
 
 
 def get_response_log_probs(model, input_ids, labels, return_token_entropy=False, *, response_mask=None,
@@ -24,8 +24,8 @@ def get_response_log_probs(model, input_ids, labels, return_token_entropy=False,
         temperature: > 0, divides the logits. Use the sampler's, or the on-policy ratio is not 1.
 
     Returns:
-        {"log_probs": (B, T)} and, if asked for, "token_entropy": (B, T); float32 whatever the model's dtype, both
-        with gradient. Logits of -inf (a filtered vocabulary) add nothing to the entropy.
+        {"log_probs": (B, T)} and, if asked for, "token_entropy": (B, T); float32 whatever the model's dtype. The
+        entropy is a statistic, without gradient. Logits of -inf (a filtered vocabulary) add nothing to it.
 
     The (B, T, vocabulary) logits are never held in float32: where a model's logits are its output head applied to
     its last hidden state, the head is applied to a chunk of positions at a time and once more in the backward pass;
@@ -126,11 +126,12 @@ def score_tokens(features, labels, head=None, temperature=1.0, return_entropy=Fa
 
 
 def _score_chunk(features, labels, head, temperature, return_entropy):
-    logits = (features if head is None else head(features)).float() / temperature
-    log_p = logits.log_softmax(dim=-1)
+    logits = (features if head is None else head(features)).float()
+    log_p = (logits if temperature == 1 else logits / temperature).log_softmax(dim=-1)
     entropy = None
-    if return_entropy:  # p log p tends to 0 with p: select, since 0 x -inf is NaN
-        entropy = -(log_p.exp() * log_p.masked_fill(log_p == -torch.inf, 0.0)).sum(dim=-1)
+    if return_entropy:
+        with torch.no_grad():  # p log p tends to 0 with p, but 0 x -inf is NaN: hold log p at the lowest finite number
+            entropy = -log_p.exp().mul_(log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(dim=-1)
     return log_p.gather(1, labels[:, None]).squeeze(1), entropy
 
 

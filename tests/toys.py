@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import torch
 
-WORDS = {"<pad>": 0, "<eos>": 1, "<unk>": 2, "Hello": 3, "world": 4, "This": 5, "is": 6, "a": 7, "test": 8, "another": 9}
+WORDS = {"<pad>": 0, "<eos>": 1, "<unk>": 2, "Hello": 3, "world": 4, "This": 5, "is": 6, "a": 7, "test": 8,
+         "another": 9}
 
 
 def toy_tokenizer(pad_token="<pad>", bos_and_eos=False):
