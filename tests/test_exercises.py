@@ -132,6 +132,24 @@ def test_a_readers_loss_takes_the_librarys_place_and_gives_it_back():
             pass
 
 
+def test_a_readers_component_trains_a_real_model():
+    model, tokenizer = rlkit.load_model("laptop")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def step():
+        return rlkit.grpo_train_step(model, tokenizer, optimizer, 1, None, lambda response, truth: {
+            "reward": float(response == truth), "format_reward": 1.0}, ["1 + 1 ="] * 4, [" 2", " 3", " 2", " 5"],
+            [" 2"] * 4, 4)[1]["grad_norm"]
+
+    def mine(advantages, log_probs, *_, **__):
+        return get_exercise("loss_none").solution(3 * advantages, log_probs), {}
+
+    plain = step()
+    with plugged_in(compute_policy_gradient_loss=mine):
+        assert step() == pytest.approx(3 * plain, rel=1e-4)
+    assert step() == pytest.approx(plain, rel=1e-6)
+
+
 # ---- the references against values worked out by others ----------------------------------------------------------------
 
 @pytest.fixture(scope="module")

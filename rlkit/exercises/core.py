@@ -79,7 +79,7 @@ class Exercise:
 
     @property
     def signature(self) -> str:
-        return f"{self.name}{inspect.signature(self.reference)}"
+        return f"{self.name}{inspect.signature(self.reference, eval_str=True)}"
 
     def stub(self) -> str:
         """The cell a notebook starts from."""

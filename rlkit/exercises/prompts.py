@@ -34,11 +34,13 @@ def fill_prompt(template: str, question: str) -> str:
     return out
 
 
-fill_prompt.mistake("str.format reads every brace as a slot")(lambda t, q: t.format(question=q))
-fill_prompt.mistake("re.sub reads backslashes in the question as escapes")(lambda t, q: re.sub(r"\{question\}", q, t))
-fill_prompt.mistake("only the first slot is filled")(lambda t, q: t.replace("{question}", q, 1))
-fill_prompt.mistake("the question's own white space is stripped")(lambda t, q: t.replace("{question}", q.strip()))
-fill_prompt.mistake("% formatting reads the percent signs of the text")(
+fill_prompt.mistake("str.format reads every brace as a slot", "fill_str_format")(lambda t, q: t.format(question=q))
+fill_prompt.mistake("re.sub reads backslashes in the question as escapes", "fill_re_sub")(
+    lambda t, q: re.sub(r"\{question\}", q, t))
+fill_prompt.mistake("only the first slot is filled", "fill_first_slot")(lambda t, q: t.replace("{question}", q, 1))
+fill_prompt.mistake("the question's own white space is stripped", "fill_stripped")(
+    lambda t, q: t.replace("{question}", q.strip()))
+fill_prompt.mistake("% formatting reads the percent signs of the text", "fill_percent")(
     lambda t, q: t.replace("{question}", "%s") % tuple([q % ()] * t.count("{question}")))
 
 
