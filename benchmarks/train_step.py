@@ -101,7 +101,8 @@ def measure(model, prompts, responses, advantages, repeats):
                 seconds[name].append(time.process_time() - start)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     plain = next(iter(WAYS))
-    return [{"way": name, "cpu_seconds": round(medians[name], 4), "times_faster": round(medians[plain] / medians[name], 2),
+    return [{"way": name, "cpu_seconds": round(medians[name], 4),
+             "times_faster": round(medians[plain] / medians[name], 2),
              "grad_norm_difference": abs(results[name][0] / results[plain][0] - 1),
              "entropy_difference": abs(results[name][1] - results[plain][1])} for name in WAYS]
 
