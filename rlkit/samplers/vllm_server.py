@@ -152,6 +152,9 @@ class VLLMServer:
         flags = ["--disable-uvicorn-access-log"]
         if self.install.on_cpu:
             flags.append("--enforce-eager")            # compiling takes longer than small models gain by it
+            # a prompt cut in two by the token budget makes vLLM 0.32 wind back the request's random generator, which a
+            # CPU generator cannot do: the engine dies ("CPU Generator does not use offset")
+            flags.append("--no-enable-chunked-prefill")
         else:
             options["gpu-memory-utilization"] = self.gpu_memory_utilization
             flags += ["--enable-sleep-mode"] if self.sleep_mode else []
