@@ -10,6 +10,7 @@ import dataclasses
 import glob
 import json
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -153,6 +154,20 @@ def find_runs(patterns) -> list[Path]:
         else:
             raise ValueError(f"runs: {pattern!r} means no run folder here (a run folder has a metrics.jsonl)")
     return list(found)
+
+
+def keep_record(run: Run, folder: str | Path) -> Path:
+    """Copies what is small and worth keeping of a run, its config and metrics, to ``folder``/<name>, to be committed.
+
+    What names the machine's folders (the command, the run's own path) is left out; ``load_run`` reads the copy.
+    """
+    target = Path(folder) / run.name
+    target.mkdir(parents=True, exist_ok=True)
+    config = run.config | {"run_dir": None}
+    config["provenance"] = {name: value for name, value in config.get("provenance", {}).items() if name != "command"}
+    (target / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    shutil.copyfile(run.path / "metrics.jsonl", target / "metrics.jsonl")
+    return target
 
 
 def resolve(name: str) -> Path | None:
