@@ -14,7 +14,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 
 # what `make test` executes and compares with its saved outputs; a test keeps this list complete
-NOTEBOOKS := train evaluate compare 02_policy_gradients
+NOTEBOOKS := 00_start_here 01_prompting 02_policy_gradients 03_components 04_grpo 05_variants 06_off_policy \
+	07_your_own_estimator 08_sft_and_dpo train evaluate compare
 NOTEBOOK_FILES := $(NOTEBOOKS:%=notebooks/%.ipynb)
 NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg --dist loadfile
 
