@@ -24,7 +24,7 @@ COLOR_BY = {"advantage": "advantage (one per response, no unit)", "log_prob": "l
             "clipped": "clipping binds"}
 PER_TOKEN = ("log_prob", "entropy", "ratio", "clipped")
 BLUE, ORANGE = (86, 180, 233), (230, 159, 0)     # Okabe and Ito's, both light enough for black text
-LOG_PROB_FLOOR = 5.0                             # nats; colours saturate there, or one rare token pales all others
+SATURATE = {"log_prob": 5.0, "ratio": math.log(4)}   # full colour from here on, or one rare token pales all others
 BOX = "background-color:#ffffff;color:#000000"   # explicit, for dark themes
 PRE = f"{BOX};white-space:pre-wrap;font-family:monospace;line-height:1.5;margin:2px 0 8px 0;padding:0"
 
@@ -128,7 +128,7 @@ def _value(record, token, color_by):
 def _limit(records, color_by):
     """The |value| of the full colour, one for all groups so that they compare."""
     values = [abs(v) for r in records for t in r["tokens"] if (v := _value(r, t, color_by)) is not None]
-    return min(max(values, default=0.0), LOG_PROB_FLOOR if color_by == "log_prob" else math.inf)
+    return min(max(values, default=0.0), SATURATE.get(color_by, math.inf))
 
 
 def _color(value, limit):
@@ -142,8 +142,8 @@ def _legend(records, color_by, limit):
     title, (low, high) = COLOR_BY[color_by], {"log_prob": (-1, 0), "entropy": (0, 1)}.get(color_by, (-1, 1))
     stops = [limit * (low + (high - low) * k / 4) for k in range(5)] if limit else [0.0]
     labels = [f"{math.exp(v):.3g}" if color_by == "ratio" else f"{v:.2f}" if v else "0" for v in stops]
-    if color_by == "log_prob" and limit == LOG_PROB_FLOOR:
-        labels[0] += " and below"
+    if limit == SATURATE.get(color_by):
+        labels = [labels[0] + " or less", *labels[1:-1], labels[-1] + " or more" * (high > 0)]
     if color_by == "clipped":
         title += f" ({records[0]['method']}, cliprange e = {records[0]['cliprange']})"
         stops, labels = (-1, 0, 1), ("low: A < 0, w < 1 - e", "no", "high: w > 1 + e")

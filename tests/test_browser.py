@@ -143,6 +143,15 @@ HAND_MADE = [record(0, 0, 1.0, ("a", -0.0, 0.0, 1.0, None), ("b", -2.5, 1.0, 2.0
              record(3, 0, 0.0, ("e", -5.0, 2.0, 1.0, None))]
 
 
+def test_one_rare_token_does_not_pale_the_others():
+    rare = [record(0, 0, 1.0, ("a", -12.0, 0.0, 1e-9, None), ("b", -1.0, 0.0, 4.0, None), ("c", 0.0, 0.0, 2.0, None))]
+    html = browser.rollout_html(rare, "ratio")
+    assert [t["color"] for t in Page(html).tokens] == [ORANGE, BLUE, "#aadaf4"]   # a factor of 4 is the full colour
+    assert "0.25 or less" in html and "4 or more" in html
+    assert "-5.00 or less" in browser.rollout_html(rare, "log_prob") and "or more" not in browser.rollout_html(
+        rare, "log_prob")
+
+
 @pytest.mark.parametrize("color_by, colors", [
     ("advantage", [BLUE, BLUE, ORANGE, ORANGE, WHITE]),
     ("log_prob", [WHITE, "#f2cf80", ORANGE, WHITE, ORANGE]),    # 5 nats is the full colour, 2.5 half of it
