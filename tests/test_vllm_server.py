@@ -321,7 +321,7 @@ def test_a_server_killed_mid_run_is_started_again_with_the_last_weights(fake, mo
     assert torch.equal(load_file(f"{starts[1]['--model']}/model.safetensors")["model.norm.weight"],
                        model.model.norm.weight)
     assert first.text == f"{vllm_server.request_seed(1, 0)}/0" and first.text != second.text
-    assert "starting it again (1 of 2)" in capsys.readouterr().out
+    assert "it is gone (at v1/completions); starting it again (1 of 2)" in capsys.readouterr().out
     sampler.close()
     assert not any(running(e[name]) for e in fake() if "argv" in e for name in ("pid", "engine"))
 

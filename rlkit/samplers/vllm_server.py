@@ -207,13 +207,18 @@ class VLLMServer:
         raise RuntimeError(f"vLLM server: not healthy after {self.start_timeout:.0f} s\n{self.last_words()}")
 
     def alive(self) -> bool:
-        """Whether the process runs and its engine is healthy."""
-        if self._process is None or self._exited():
-            return False
-        try:
-            return self._request("get", "health", timeout=10).ok
-        except OSError:
-            return False
+        """Whether the process runs and its engine is healthy; one that is only slow to answer counts as alive."""
+        import requests
+        for attempt in range(5):
+            if self._process is None or self._exited():
+                return False
+            try:
+                return self._request("get", "health", timeout=30).ok
+            except requests.Timeout:
+                return True
+            except requests.RequestException:           # refused or cut off: is it going down?
+                time.sleep(0.2 * (attempt + 1))
+        return False
 
     def stop(self) -> None:
         """End the server and everything it started; nothing to do if it was not started."""
@@ -232,11 +237,11 @@ class VLLMServer:
     def last_words(self, lines: int = 12) -> str:
         """The errors the server reported first, and its last lines."""
         try:
-            text = [re.sub(r"^\([^)]*\) ?|\x1b\[[0-9;]*m", "", line).rstrip()
-                    for line in self._log.read_text(errors="replace").splitlines()]
+            with open(self._log, errors="replace") as file:
+                text = [re.sub(r"^\([^)]{1,80}\) ?|\x1b\[[0-9;]*m", "", line[:400]).rstrip() for line in file]
         except OSError:
             return "(its log is gone)"
-        errors = [line for line in text if re.search(r"\b[A-Z]\w*(Error|Exception): \S", line)]
+        errors = [line for line in text if re.search(r"(Error|Exception): \S", line) and "INFO" not in line]
         first = list(dict.fromkeys(errors))[:3]
         return "\n".join(["Its errors:", *first] * bool(first) + ["Its last lines:", *text[-lines:]])
 
@@ -264,24 +269,22 @@ class VLLMServer:
         import requests
         with requests.Session() as session:
             session.trust_env = False                       # no proxy between us and the loopback interface
-            try:
-                return session.request(method, f"{self.url}/{path}", json=body, timeout=timeout)
-            except requests.RequestException as error:
-                raise ConnectionError(str(error)) from error
+            return session.request(method, f"{self.url}/{path}", json=body, timeout=timeout)
 
     def _answer(self, method, path, body):
         if self.url is None or self._process is None:
             raise RuntimeError("vLLM server: it is not running; expected start() first")
+        import requests
         try:
             answer = self._request(method, path, body)
-        except ConnectionError as error:
+        except requests.RequestException as error:
             if not self.alive():
-                raise ServerDied(f"vLLM server: it is gone ({path})\n{self.last_words()}") from error
+                raise ServerDied(f"vLLM server: it is gone (at {path})") from error
             answer = self._request(method, path, body)
         if answer.ok:
             return answer.json() if answer.content else {}
         if answer.status_code >= 500 and not self.alive():
-            raise ServerDied(f"vLLM server: its engine is dead ({path}: {answer.status_code})\n{self.last_words()}")
+            raise ServerDied(f"vLLM server: its engine is dead (at {path}: {answer.status_code})")
         raise RuntimeError(f"vLLM server: {path} answered {answer.status_code}: {answer.text[:2000]}")
 
     def generate_completions(self, prompts, sampling_params: dict,
@@ -484,9 +487,9 @@ class VLLMSampler:
             except ServerDied as error:
                 if failures == self.max_restarts:
                     raise RuntimeError(f"sampler: the vLLM server died {failures + 1} times in a row; what the run has "
-                                       f"saved is complete, resume=True goes on from its last checkpoint\n{error}"
-                                       ) from error
-                print(f"vLLM server: died, starting it again ({failures + 1} of {self.max_restarts})", flush=True)
+                                       "saved is complete, resume=True goes on from its last checkpoint\n"
+                                       f"{error}\n{self.server.last_words()}") from error
+                print(f"{error}; starting it again ({failures + 1} of {self.max_restarts})", flush=True)
                 self.restarts += 1
                 self.server.stop()
                 self._start()

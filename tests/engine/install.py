@@ -33,6 +33,8 @@ def main(folder: str) -> None:
     listed = subprocess.run([python, "-c", LIST], check=True, capture_output=True, text=True).stdout.splitlines()
     needed = [r for r in listed if re.match(r"[A-Za-z0-9_.-]+", r)[0].lower() not in LEFT_OUT]
     pip("-r", "/dev/stdin", torch, input="\n".join(needed), text=True)
+    print(f"{folder}: {vllm[0]} is ready (pip may have named {', '.join(sorted(LEFT_OUT - {'torch'}))} as missing: "
+          "that is meant)")
 
 
 if __name__ == "__main__":
