@@ -47,7 +47,9 @@ def test_at_the_reference_the_loss_is_log_2_and_its_gradient_the_papers(laptop):
     margin = (response_log_prob(policy, tokenizer, "Add 2 and 3.", "It is 5.")
               - response_log_prob(policy, tokenizer, "Add 2 and 3.", "It is 6."))
     expected, = torch.autograd.grad(margin, weight)
-    torch.testing.assert_close(got, -beta * 0.5 * expected, atol=1e-6, rtol=1e-3)
+    # float32 sums in another order: the whole gradient agrees, not every last digit of every entry
+    wanted = -beta * 0.5 * expected
+    assert (got - wanted).norm() < 1e-5 * wanted.norm()
     assert all(p.grad is None for p in model.parameters())
 
 

@@ -1,0 +1,39 @@
+"""Draws the README's figure and prints its table from the recorded runs: python figures/draw.py"""
+from pathlib import Path
+
+import pandas as pd
+
+from rlkit import load_run, plots
+from rlkit.stats import mean_interval
+
+HERE = Path(__file__).parent
+
+
+def recorded() -> dict[str, list]:
+    """algorithm -> its recorded runs, by seed."""
+    runs = [load_run(path) for path in sorted((HERE / "runs").glob("*-seed*"))]
+    names = dict.fromkeys(run.config["algo"] for run in runs)
+    return {algo: [run for run in runs if run.config["algo"] == algo] for algo in names}
+
+
+def table(groups) -> pd.DataFrame:
+    """A row per algorithm: every seed's final validation accuracy, their mean with its 95 % interval, CPU seconds."""
+    rows = {}
+    for algo, runs in groups.items():
+        ends = [run.summary["val_end"] for run in runs]
+        mean, low, high = mean_interval(ends)
+        cpu = [run.summary["cpu_seconds"] for run in runs]
+        rows[algo] = {f"seed {run.config['seed']}": f"{end:.3f}" for run, end in zip(runs, ends)} | {
+            "start (mean)": f"{sum(run.summary['val_start'] for run in runs) / len(runs):.3f}",
+            "mean": f"{mean:.3f}", "95 % interval": f"{low:.3f} to {high:.3f}",
+            "CPU s a run": f"{min(cpu):.0f} to {max(cpu):.0f}"}
+    return pd.DataFrame(rows).T.rename_axis("algo")
+
+
+if __name__ == "__main__":
+    groups = recorded()
+    plots.seeds(groups).savefig(HERE / "laptop_accuracy.png", dpi=110)
+    print(table(groups).to_string())
+    both = [[run.summary["val_end"] for run in groups[algo]] for algo in ("drgrpo", "grpo")]
+    mean, low, high = mean_interval([a - b for a, b in zip(*both)])
+    print(f"drgrpo - grpo, by seed: mean {mean:.3f}, 95 % interval {low:.3f} to {high:.3f}")
