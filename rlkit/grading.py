@@ -336,7 +336,7 @@ _DISOWNED_AFTER = re.compile(r"\W{0,9}(?:or|and|no|is (?:not|wrong|incorrect|fal
 _ANSWER = re.compile(r"\b(?:answers?|result|solution)\b|####", re.I)
 _HENCE = re.compile(_any("so, thus, therefore, hence, altogether, in all, totals?, totaling, equals?, comes? to, "
                          "leaving"), re.I)
-_UNIT_POWER = re.compile(rf"(\d\s?(?:{'|'.join(_LENGTHS)}))(?:\s?\^\s?\{{?[23]\}}?|[23\u00b2\u00b3])(?!\d)")
+_UNIT_POWER = re.compile(rf"(\d\s?(?:{'|'.join(_LENGTHS)})|/\s?s)(?:\s?\^\s?\{{?[23]\}}?|[23\u00b2\u00b3])(?!\d)")
 _TERM = rf"(?:[{_MONEY}]\s?)?{_NUMBER}"
 _SUM = rf"(?<![\w.,:/^'\u00a0]){_TERM}(?:\s*(?:\*\*|[-+*/^x\u00f7])\s*-?{_TERM})+{_END}"
 _SUM_IS, _SUM = re.compile(rf"({_SUM})\s+(?:is|makes|gives)\s+"), re.compile(_SUM)
@@ -361,6 +361,7 @@ def read_sentence(text):
         return exact
     text = re.sub(r"=+>|-+>|[\u2192\u21d2\u2248]|(?<!\S)~(?=\s?\S)(?!~)", "=", text)
     text = text.rstrip("! ") if re.search("[A-Za-z]", text) else text  # 'It is 15!' is glad, '15!' a factorial
+    text = _UNIT_POWER.sub(r"\1", text)
     if any(sign.search(text) for sign in (_FOREIGN, _DOUBT, _UNSOLVED)) or "?" in re.split(r"\d", text)[-1]:
         return None
     text = _NUMBER_WORDS.sub(_spell_out, re.sub(r"\b\d+(?:st|nd|rd|th)\b", "", _join_parts(text)))
@@ -407,7 +408,7 @@ def _agreed(part):
         value = _agreed(sides[-1])
         plain = {_expression(side) for side in sides[:-1] if re.fullmatch(r"[-\d.,\s]+", side)}
         return value if plain <= {value, None} else None  # 72 = 71
-    part = _UNIT_POWER.sub(r"\1", _undress(part.replace("=", " ")))
+    part = _undress(part.replace("=", " "))
     if (value := read_quantity(part)) is not None or (value := _expression(part)) is not None:
         return value
     part = re.sub(r"\([^()]{1,80}\)", lambda m: m[0] if (v := _expression(m[0])) is None else f"({v})", part)

@@ -1,0 +1,491 @@
+"""The graders, against verdicts settled by hand: ours below (other numbers, units, wordings) and the shared cases."""
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from fractions import Fraction
+
+import pytest
+
+from rlkit.grading import (answers_match, clean, extract_answer, last_boxed, question_only_reward_fn, r1_zero_reward_fn,
+                           read_quantity, read_sentence)
+
+REWARD_FNS = {"r1_zero": r1_zero_reward_fn, "question_only": question_only_reward_fn}
+
+# gold -> answers; escapes where a character would not be seen
+RIGHT = {
+    '0': ['0'],
+    '72': ['072'],
+    '15': ['+15', '15.', '15.00', '15e0', '\uff11\uff15', '$ 15', '$15.00', '\\$15', '15 dollars', '15 bucks',
+        '\xa515', 'C$15', 'A$15', 'Rs 15', 'USD 15', '15 EUR', '15 euros', '15 cents', '15\xa2', '$15/week',
+        '$15 per hour', '$15 an hour', '$15 each', '$15 dollars', '15 US dollars', '\u20a915', '\u20b115', '\u20ba15',
+        '15 pounds', '15 rupees', '\\text{\\$}15', '\\$15\\text{ dollars}', '$15$', '$$15$$', '\\textbf{15}',
+        '\\text{15 dollars}', '$15$ dollars', '15\\$', '15 hours', '15 kg', '15kg', '15 m/s', '15 m/s^2', '15 cm^2',
+        '15 ft^2', '15 square feet', '15 sq ft', '15 sq. ft.', '15 miles per hour', '15 miles per gallon',
+        '15 people', '15 children', '15 mice', '15 oz', '15 lbs', '15 lbs.', '15\xb0', '15\xb0C', '15 \xb0F',
+        '15 degrees Celsius', '15 m', '15m', '15 L', '15 slices of pizza', '15 red marbles', '15 cm\xb3',
+        '15 minutes.', '15 days left', '15 apples in total', '15 mL', '15 km\xb2', '15 tickets each', '15 points',
+        '15 calories per serving', '15 gigabytes', '15 MB', '15 years old', '15 inches', '15\\text{ cm}^2',
+        '15 \\text{ m/s}', '15\\,\\text{kg}', '15\\;\\text{kg}', '15\\ \\text{kg}', '15\\mathrm{~kg}',
+        '15 \\mathrm{kg}', '15\\%', '15\\text{%}', '15^{\\circ}\\text{C}', '\\mathrm{15}', '15\\quad\\text{books}',
+        '\\displaystyle 15', '\\left(15\\right)', '15 \\text{ dollars per hour}', '15^\\circ', '15\\!', '15~', '{15}',
+        '15 \\,', '15 \\text{ square units}', '15 \\text{units}^2', 'x=15', 'y = 15', '= 15', 'USD$15', 'USD 15.00',
+        'US$ 15', '\\$\\,15', '\\text{USD } 15', '\\pounds 15', '15\\,\\mathrm{km/h}',
+        '15\\,\\frac{\\text{km}}{\\text{h}}', '15\\,\\text{cm}^{3}', '\\underline{\\underline{15}}',
+        '\\textcolor{red}{15}', '{\\bf 15}', '15\\text{.}', '15 \\checkmark', '15\\\\', '15 more apples', '15 \xb5g',
+        '15\u5143', '15 sqft', '15 fl. oz.', '15 lb/in^2', '15 cm2', '15 kWh', '15 pairs of shoes', '15 US$',
+        '$15 USD', '15 a day', "15 o'clock", '15 \xb0', '15\xb0F'],
+    '150': ['1.5E2'],
+    '-8': ['\u22128', '\u20138', 'negative 8', '-8.00', 'Negative 8', 'Minus 8'],
+    '-15': ['-$15', '$-15'],
+    '1250.5': ['\xa31,250.50'],
+    '1250.50': ['$1,250.50'],
+    '0.75': ['$0.75', '\\frac{3}{4}', '\\frac34', '3/4', '3 / 4', '.75', '7.5e-1'],
+    '2000000': ['$2 million'],
+    '2500000': ['$2.5 million'],
+    '3000': ['3 thousand dollars'],
+    '5000': ['5k'],
+    '1500000000': ['1.5 billion'],
+    '3.50': ['3 dollars and 50 cents'],
+    '3.5': ['$3 and 50 cents', '3.50 dollars'],
+    '25': ['25%', '25 \\%', '25 percent', '25 per cent', '25\\%', '$25\\%$'],
+    '25%': ['25', '25%'],
+    '12.5': ['12.5%'],
+    '-25': ['-25%'],
+    '4500': ['4,500', '4{,}500', '4\\,500', '4,500.00', '$4{,}500$', '4,\\!500', '4\\;500'],
+    '4,500': ['4500'],
+    '12345678': ['12,345,678', '12\\,345\\,678'],
+    '2.5': ['2.5 hours', '2 and a half'],
+    '0.5': ['1/2 cup', '\xbd'],
+    '-0.75': ['-\\frac{3}{4}', '-3/4'],
+    '-3/4': ['\\frac{-3}{4}'],
+    '3/4': ['6/8', '0.75'],
+    '2.25': ['2 1/4', '2\\frac{1}{4}', '2\xbc', '2 1/4 cups'],
+    '9/4': ['2 \\frac{1}{4}'],
+    '2\\frac{1}{4}': ['\\frac{9}{4}'],
+    '7500': ['7.5e3', '7.5 \\times 10^3', '7.5 \xd7 10^3', '7.5*10^3', '7.5 x 10^{3}'],
+    '-2.25': ['-2 1/4'],
+    '9.0': ['9.0'],
+    '(3, 4)': ['(3,4)'],
+    '\\frac{1}{\\sqrt{3}}': ['\\frac{\\sqrt{3}}{3}'],
+    '1+x': ['x+1'],
+    '2\\pi': ['2\\pi', '2 \\pi'],
+    '\\{2,1\\}': ['\\{1,2\\}'],
+    'yes': ['Yes'],
+    'Yes': ['yes.'],
+    'blue': ['blue', '\\text{blue}'],
+    '(x-1)(x+1)': ['x^2-1'],
+    '100000000000000000001': ['100000000000000000001'],
+    '0.1': ['0.1'],
+    ' 15 ': ['15'],
+    '$15': ['15'],
+    '15 apples': ['15'],
+    '15.0': ['15'],
+    '1200': ["1'200"],
+    '1450000': ['1.450.000'],
+    '1200.5': ['1.200,50'],
+    '7.5': ['7 and a half hours'],
+    '3': ['3 left over'],
+    '1.5': ['1 1/2 hours'],
+    '600': ['\\frac{1,200}{2}', '1,200/2'],
+    '1500000': ['1.5 million'],
+    '200': ['2 hundred'],
+}
+
+# for lenient eyes: sentences, labels, markdown, arithmetic, equations; strict may miss them
+RIGHT_WHEN_LENIENT = {
+    '15': ['The answer is 15', 'The answer is 15.', 'The answer is: 15', 'The final answer is 15', 'Answer: 15',
+        'Answer = 15', '**Answer:** 15', '**Answer: 15**', 'Final answer: $15', 'Final Answer: 15 apples',
+        'So the answer is 15.', 'Therefore, the answer is 15.', 'The answer is $15$.', 'The answer is \\(15\\).',
+        'The answer is $\\boxed{15}$.', 'total = 15', 'Total: 15', 'Total cost: $15', '10+5=15', '10 + 5 = 15',
+        '10 + 5 = 15 apples', '$10 + $5 = $15', '3 x 5 = $15', '3 \xd7 5 = 15', '3*5=15', '30/2 = 15',
+        '30 \xf7 2 = 15', '3 \\times 5 = 15', 'x = 15 apples', 'Tom has 15 apples.', 'Tom has 15 apples left.',
+        'She needs 15 more tickets.', 'He earned $15 per hour.', 'Natalia sold 15 clips altogether.',
+        'There are 15 apples', 'So there are 15 apples.', 'They will need fifteen minutes', '15 (fifteen)', 'fifteen',
+        '**15**', '*15*', '__15__', '_15_', '`15`', '"15"', "'15'", '\u201c15\u201d', '[15]', '(15)', '{15}', '15;',
+        '15:', '15,', '15 \u2713', '\u2705 15', '15 \U0001f389', '\U0001f449 15', '\\(15\\)', '\\[15\\]',
+        '\\boxed{15\\%}', '\\boxed{15 \\text{ apples}}', '#### 15', '=> 15', '\u2192 15', '\u2248 15',
+        'The answer is 15!', '15 is the answer', '15 is the final answer.', 'Thus 15.', 'Hence, 15 km',
+        'It costs $15.', 'The total is 15', 'The result is 15', 'Result: 15', 'result = 15',
+        'The 20 books were sold, so 15 remain', 'The number of apples is 15', 'They sold 15 in all.',
+        '15 apples (10 + 5)', '10 plus 5 is 15', '10 plus 5 equals 15', '20 minus 5 equals 15', '20 minus 5 is 15.',
+        '3 times 5 is 15', 'A: 15', 'Ans: 15', 'ANSWER: 15', 'Let x be the number. x = 15', '$x = 15$',
+        '\\text{Total} = 15', '\\text{Answer: } 15', 'Cost = \\$15', '$15', '15 total', 'Total of 15',
+        'a total of 15 apples', 'The answer is x = 15', 'The answer is 10 + 5 = 15', 'He is 15 years old.',
+        '15 people can fit.', '10 + 5', '2^4 - 1', '(2+3)*3', '\\sqrt{225}', '\\frac{30}{2}', '3 \\cdot 5', '15/1',
+        '-(-15)', 'It takes her 15 minutes because 10 + 5 = 15', 'The answer is 15 because half of 30 is 15.',
+        'The area is 15 cm^2.', 'The area is 15 m\xb2', 'The speed is 15 km/h.', 'There are 15 t-shirts.',
+        'exactly 15', 'She has only 15 left.', 'The answer is 15 clips, which is 10 + 5.', '10 + 5 = 15 \u2713',
+        'So, x = 15.', 'Thus, the total is 10 + 5 = 15 dollars.', 'Maria has 15 stickers now.',
+        'Ken earns \xa315 a day', '15 stickers remain', 'Remaining: 15', 'Profit = $15', 'profit: 15%',
+        'Number of stickers: 15', 'The final result is 15 km.', '**Final Answer:** 15 km', '### Answer\n15',
+        '\u2022 15', '(10 + 5) = 15', '3 * (4 + 1) = 15', '$3 \\times 5 = 15$', '\\[ 3 \\cdot 5 = 15 \\]',
+        '$\\text{Total} = 15$', '30 - 15 = 15', '= 15 apples', 'Equals 15', 'That makes 15.'],
+    '1500': ['the answer is 1,500'],
+    '72': ['48 clips in April and 24 in May, so 72 in total', '48 + 24 = 72, so she sold 72 clips.',
+        '48/2 = 24 and 48+24 = 72', '48/2 = 24\n48+24 = 72', 'Step 1: 48/2 = 24. Step 2: 48 + 24 = 72.',
+        'She sold 48/2 = 24 clips in May.\nShe sold 48+24 = 72 clips altogether.\n#### 72',
+        'Answer: 72 dollars ($48 + $24)'],
+    '18': ['Janet makes $18 every day.'],
+    '1250': ['She pays 1,250 dollars.'],
+    '-8': ['The answer is -8', 'Answer: -8', 'The answer is negative 8', 'temperature = -8'],
+    '0.5': ['The answer is 1/2', 'The answer is \\frac{1}{2}'],
+    '2.5': ['The answer is 2 1/2'],
+    '0.75': ['The probability is 3/4.'],
+    '25': ['It is 25%.', 'The answer is 25%'],
+    '7500': ['The answer is 7.5e3'],
+    '2': ['The answer is two'],
+    '(3, 4)': ['The answer is (3, 4)'],
+    'x+1': ['Answer: x+1'],
+    '-15': ['- 15', 'negative fifteen'],
+    '1250.5': ['The total is $1,250.50.'],
+    '0': ['zero'],
+    '15000': ['fifteen thousand'],
+    '30': ['(10+5)*2 = 30 apples'],
+}
+
+WRONG = {
+    '15': ['16', '1', '150', '1.5', '15.1', '14.999', '15.5', '-15', '5', '51', '0', '15.0001', '.15', '$15.50',
+        '$-15', '$1.5', '$150', '1.5%', '150%', '15,01', '1,5', '15 thousand', '15k', '15M', '15 million',
+        '15 hundred', '16 apples', 'apples', '150 km', '15 squared', '15 halves', '15x', '15 x', '15y', '15pi',
+        '15\\pi', '15\\sqrt{2}', '15^2', '15\xb2', '15th', '15i', '15 a 9', '15 h 5', '1 5', '1$5', '1%5', '15 and 5',
+        '1 hour 15 minutes', '1/5', '1 and 5', '12 to 15', '15 to 20', '15-20', '12\u201315', '10-15', 'not 15',
+        'It is not 15', '15 or 16', '16 or 15', 'either 15 or 16', '15, 16', '15,16', '14, 15', '15 and 16',
+        '14 and 15', '15/16', '15 16 17', '15; 16', '15 16', 'maybe 15', '15?', '15 \xb1 2', '15 plus 1', '15 + 1',
+        '15-1', 'between 14 and 16', 'between 15 and 20', 'at least 15', 'more than 15', 'less than 15', 'over 15',
+        '>15', '<15', '\u2265 15', '\\geq 15', 'x > 15', '\u226015', '\\neq 15', '15+', '15 or more', '15 or so',
+        'I am not sure, maybe 15', 'I think 15 or 16', "I don't know", 'unknown', '?', '...', 'N/A', 'none',
+        'I cannot say', '15...', '15 is wrong', '15 is incorrect', 'The answer is not 15', "The answer isn't 15",
+        'The answer is 14', 'The answer is 15 or 16', 'The 15 books were sold, so 9 remain',
+        'It was 15 in June and 20 in July', 'She had 15, then 20', '10+5=14', '15 = 14', '15 - 3 = 12',
+        'First 15, then 16', '15 minus one', 'not 15 but 16', '\\boxed{14}', '\\boxed{15} \\boxed{14}', '\\boxed{}',
+        '\\boxed{ }', '', '   ', 'not \\boxed{15}', '\\boxed{15} or 16', 'if 15', '15 if 16', 'the answer is 15 not',
+        '15 remainder 3', '15 R 3', '15R3', '15 r3', '15:16', '15 out of 20', '15 of 20', '15 vs 16',
+        'It could be 15', 'The answer might be 15', 'probably 15', '15 (or 16)', '15 (sixteen)', 'fifteen or sixteen',
+        'x = 15, y = 14', 'x=15 or x=14', 'x = 14, y = 15', 'almost 15', '5 times', '\\frac{15}{16}',
+        '15\\frac{1}{2}', 'inf', "__import__('os').system('echo 15')", 'eval("15")', 'print(15)', "exec('15')",
+        '(lambda: 15)()', '[15 for x in [1]][0]', '$(echo 15)', '15 if True else 0', 'int("15")', '15.__class__',
+        '{15.__class__}', '\\newcommand{\\x}{15}\\x', '\\input{15}', '<script>15</script>', '0xF', '0b1111', '0o17',
+        'globals()[15]', '1\x005', '1\u200b5', '\u202e51', '15\x08\x0899', '1\n5', '1\t5', '9**9**9', '15!', '%d15',
+        'lambda x: 15', 'def f(): return 15', 'a[15]', 'f(15)', '15j', '15L5', '15e', 'T-15', 'Room 15B', 'v1.15',
+        '3.15.2', 'The answer is 15. No, 16.', 'The answer is 15. The answer is 16.', 'I got 15 but the answer is 14',
+        'Perhaps the answer is 15.', "I don't think it is 15", 'It is never 15', 'The answer is between 10 and 15',
+        'Sum of 10 and 5', '15 squared is 225', 'The answer is 15x', '$15 + x', '15 = x + 1 or 16', '~~15~~',
+        'Not 14. Not 15.', '1. 15\n2. 16', '15\n16', 'Options: 15, 16', 'no more than 15',
+        'The answer is about 15 to 20', 'The answer is less than 15', 'rather than 15', '15 and a half',
+        '15 and three quarters', '15.5.5', '15ish', '15-ish', '15 ish', '15 odd', '15 grand', '15 mil',
+        '15 degrees below zero', '15\u03c0', '15\u4e8c', '15\u767e', 'log 15', 'sqrt 15', 'half of 15', 'twice 15',
+        '15 doubled', 'square root of 15', '2x = 15', 'x + 3 = 15', 'x^2 = 15', 'x = 15 + y', '15 - y', 'y = 15x',
+        'x != 15', '15 != 15', '15 -> 16', '15 hopefully', 'likely 15', '15 unsure', '\\boxed{15}? No, 16',
+        'x - 1 = 15', '15\u2030', 'one fifteenth', 'negative fifteen', 'minus fifteen', 'fifteen thousand',
+        'fifteen hundred', '15/0', '15:00', '15th of May', '15.15.15', '15 apples 3 pears', '15 apples, 3 pears',
+        '15+-1', '+-15', '15 USD or 14 EUR', '$15 to $20', '$15-$20', '15 min 30 sec'],
+    '-15': ['15'],
+    '0.16': ['15%'],
+    '1500': ['1,501', '15,00'],
+    '150': ['15,0'],
+    '530': ['5 hours 30 minutes', '5 30', '5:30'],
+    '5': ['5 hours 30 minutes', '5 hours and 30 minutes', '5:30', 'He had 20 and gave 5'],
+    '30': ['5 hours 30 minutes'],
+    '63': ['6 feet 3 inches', '6 ft 3 in', '6\'3"'],
+    '6': ['6 feet 3 inches'],
+    '24': ['2 days 4 hours', '2 lb 4 oz'],
+    '85': ['8 by 5', '8x5', '8 x 5', '8 men 5', '8 less 5'],
+    '35': ['3 for 5'],
+    '25': ['2 pounds 5 ounces', '2m 5cm'],
+    '32': ['3 weeks 2 days'],
+    '115': ['1 hour 15 minutes'],
+    '48': ['4 dozen 8'],
+    '14': ['Answer: 14. Answer: 15'],
+    '7273': ['72 73'],
+    '123': ['1 2 3'],
+    '12300': ['12 300 page books'],
+    '22/3': ['4 10/3'],
+    '0': ['1/0', '0/0', 'nan', '1e-999999999', 'False'],
+    'nan': ['15'],
+    '0.333': ['1/3'],
+    '1/3': ['0.333'],
+    '\\pi': ['3.14', '3.1416', '2\\pi'],
+    '(3, 4)': ['(4,3)', '[3,4)'],
+    '\\{1,3\\}': ['\\{1,2\\}'],
+    'x+2': ['x+1'],
+    'y': ['x'],
+    'Yes': ['no'],
+    'blue': ['red'],
+    '\\frac{1}{\\sqrt{3}}': ['\\frac{\\sqrt{3}}{2}'],
+    '3': ['3!', '((3!)!)!', '15 apples, 3 pears'],
+    '1': ['1e999999999', 'True', 'i'],
+    '2.718281828': ['e'],
+    '20': ['It was 15 in June and 20 in July'],
+    '19': ['COVID-19'],
+    '16': ['The answer is 15. The answer is 16.', '15\n16', '15 clips or 16', 'The answer is 15, not 16'],
+    '0.15': ['15%%'],
+    '1530': ['15 min 30 sec'],
+    '320': ['3 m 20 cm', '3m20cm', '3h20'],
+    '205': ['20 less 5'],
+    '53': ['5 times 3'],
+    '520': ['5 from 20'],
+}
+
+
+def pairs(table):
+    return [(answer, gold) for gold, answers in table.items() for answer in answers]
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_one_quantity_in_any_dress_is_right(fast):
+    assert [pair for pair in pairs(RIGHT) if not answers_match(*pair, fast)] == []
+
+
+def test_lenient_reads_sentences_labels_arithmetic_and_equations():
+    assert [pair for pair in pairs(RIGHT_WHEN_LENIENT) if not answers_match(*pair, fast=False)] == []
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_no_false_positive(fast):
+    assert [pair for pair in pairs(WRONG) if answers_match(*pair, fast)] == []
+
+
+def test_strict_wants_the_quantity_itself():
+    for answer in ("The answer is 15", "Answer: 15", "10 + 5", "10 + 5 = 15", "She has 15 apples.", "\\sqrt{225}",
+                   "fifteen"):
+        assert not answers_match(answer, "15") and answers_match(answer, "15", fast=False), answer
+
+
+@pytest.mark.parametrize("gold, right", [
+    (15, True), (15.0, True), ("15", True), (" 15\n", True), ("$15", True), (Fraction(30, 2), True), (["14", 15], True),
+    ({"15"}, True), (("x", ("15",)), True), (51, False), ("", False), ("  ", False), (None, False), ([], False),
+    ([None, ""], False), (["1", "5"], False), (float("nan"), False), (float("inf"), False), ({}, False), (b"15", False),
+    ("Half of 30 is 15.\n#### 15", False),  # the gold is split off where the data is loaded
+])
+def test_golds_of_every_type(gold, right):
+    for fast in (True, False):
+        assert answers_match("15", gold, fast) is right
+        assert r1_zero_reward_fn("t </think> <answer> 15 </answer>", gold, fast)["reward"] == float(right)
+
+
+def test_non_finite_golds_and_answers_match_nothing():
+    for word in ("nan", "inf", "-inf", "NaN", "Infinity"):
+        assert not answers_match(word, float(word)) and not answers_match(word, "0", fast=False)
+
+
+def test_exact_beyond_floats_and_beyond_pythons_int_limit():
+    assert not answers_match("100000000000000000001", "100000000000000000000")
+    assert answers_match("0.1", 0.1) and not answers_match("0.1000000000000001", "0.1")
+    long = "7" * 6000
+    assert answers_match(long, long) and not answers_match(long[:-1] + "8", long)
+    assert not answers_match(long, "7", False) and not answers_match("15", 10 ** 5000)
+
+
+def test_gold_comes_first():
+    """An equation may state a number; a number does not state an equation. Swapped arguments would pass the second."""
+    assert answers_match("5", "x=5") and answers_match("x=5", "5")
+    assert not answers_match("5", "x+y=5", fast=False)
+
+
+def test_percent_is_a_unit_once_and_for_all():
+    assert answers_match("50%", "50") and answers_match("50", "50%") and answers_match("50\\%", "50%")
+    for fast in (True, False):
+        assert not answers_match("50%", "0.5", fast) and not answers_match("0.5", "50%", fast)
+
+
+@pytest.mark.parametrize("response, answer", [
+    ("a </think> <answer> 7 </answer>", " 7 "), ("a </think> <answer>7</answer> and more", "7"),
+    ("<answer> 5 </answer> </think> <answer> 7 </answer>", " 7 "),
+    ("a </think> <answer> 7 </answer> <answer> 5 </answer>", " 5 "), ("a </think> <answer></answer>", ""),
+    ("a </think><answer> 7 </answer>", None), ("a </think>  <answer> 7 </answer>", None),
+    ("a </think> <answer> 7", None),
+    ("a </think>\n<answer> 7 </answer>", None), ("</answer> </think> <answer> 7", None), ("<answer> 7 </answer>", None),
+    ("</Think> <Answer> 7 </Answer>", None), ("", None), (None, None), (7, None),
+])
+def test_extract_answer(response, answer):
+    assert extract_answer(response) == answer
+    assert r1_zero_reward_fn(response, "7")["format_reward"] == float(answer is not None)
+
+
+@pytest.mark.parametrize("text, inside", [
+    (r"\boxed{7}", "7"), (r"\boxed{5} then \boxed{7}.", "7"), (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+    (r"\boxed{}", ""),
+    (r"\boxed{\boxed{7}}", "7"), (r"\boxed{\{1, 2\}}", r"\{1, 2\}"), (r"\boxed{7", None), (r"\boxed{7\}", None),
+    (r"\boxed{7} \boxed{8", None), ("boxed{7}", None), (r"\Boxed{7}", None), (r"\boxed {7}", None), (r"\boxed 7", None),
+    (r"\boxed{7}" + " more" * 20_000, "7"), ("", None), (None, None),
+])
+def test_last_boxed(text, inside):
+    assert last_boxed(text) == inside
+    assert question_only_reward_fn(text, "7")["format_reward"] == float(inside is not None)
+
+
+def test_box_inside_the_answer_tag():
+    def rewards(answer):
+        return tuple(r1_zero_reward_fn(f"t </think> <answer> {answer} </answer>", "7").values())
+    for hit in (r"\boxed{7}", r"So it is \boxed{7}.", r"\boxed{5} \boxed{7}"):
+        assert rewards(hit) == (1.0, 1.0, 1.0), hit
+    for miss in (r"\boxed{}", r"\boxed{7", r"\boxed{7} \boxed{5}", r"not \boxed{7}", r"\boxed{7} or 8", r"\boxed{x}"):
+        assert rewards(miss) == (0.0, 1.0, 0.0), miss
+
+
+def test_read_quantity_values():
+    for text, value in (("$1,200.50", "2401/2"), ("7 1/2 cups", "15/2"), ("2.5 thousand", 2500), ("-3%", -3),
+                        ("1e3", 1000), ("1.200,50", "2401/2"), ("3 dollars and 5 cents", "61/20"),
+                        (r"2\frac{1}{3}", "7/3"), ("1/0", None),
+                        ("5 hours 30 minutes", None), ("9**9", None), ("1e9999", None), ("", None)):
+        assert read_quantity(text) == (None if value is None else Fraction(value)), text
+
+
+def test_read_sentence_values():
+    for text, value in (("48 / 2 = 24, so 48 + 24 = 72 clips.", 72), ("2^10 - (3 - 1) * 12", 1000), ("-(-3)", 3),
+                        ("9^9^9^9", None), ("2**30**5", None), ("170!", None), ("1/(1-1)", None), ("15 cm^2.", 15),
+                        ("72 or 73", None), ("not 72", None), ("2x = 72", None)):
+        assert read_sentence(text) == value, text
+
+
+def test_clean_never_glues_digits():
+    for between in ("\x00", "\u200b", "\u202f", "\t", "\n", " ", "\\,", "~", "\\!", "\\quad ", "\x1b"):
+        assert clean(f"7{between}2") != "72"
+    assert clean("\u0667\u0662") == "72" and clean("\u22123") == "-3" and clean("1\\,200") == "1\u00a0200"
+
+
+# ---------------------------------------------------------------------------------------- invented sister cases
+UNITS = "apples|km|dollars|square feet|m^2|km/h|kg|lbs.|tickets each|gallons per minute|red marbles|%|m/s^2".split("|")
+WORDS = "apples books clips coins dogs euros feet hours miles pounds students weeks".split()
+RIGHT_FORMS = ("{n}", " {n} ", "{n}.", "{n}.0", "+{n}", "{n:,}", "${n:,}", "\\${n}", "{n:,}.00", "\u20ac{n}",
+               "{n}\u20ac", "USD {n}", "{n} {unit}", "{n:,} {unit}", "\\text{{{n} {word}}}", "{n}\\text{{ {word}}}",
+               "{n}\\,\\text{{{word}}}", "\\({n}\\)", "$${n}$$", "\\mathbf{{{n}}}", "\\boxed{{{n}}}",
+               "\\boxed{{{n} \\text{{ {word}}}}}", "{n}e0", "{twice}/2", "\\frac{{{twice}}}{{2}}", "${n} per {word}",
+               "x = {n}", "{n}^\\circ", "**{n}**", '"{n}"')
+LENIENT_FORMS = ("The answer is {n}.", "**Answer:** {n} {unit}", "So they have {n} {word} left.", "{a} + {b} = {n}",
+                 "Total: {n}", "{a} + {b} = {n} {word} altogether", "#### {n}", "{n} {word} ({a} + {b})",
+                 "Therefore, it costs ${n:,}.", "First {a} came, then {b}, so {n} in all.",
+                 "The final answer is $\\boxed{{{n}}}$.", "{a} plus {b} equals {n}")
+WRONG_FORMS = ("{m}", "-{n}", "{n}.5", "{n}0", "1{n}", "{n} thousand", "{n}k", "{n}x", "{n}/{m}", "{n} or {m}",
+               "{m} or {n}", "{n}, {m}", "{n} and {m}", "not {n}", "maybe {n}", "between {n} and {m}",
+               "{n} {word} {m} {other}", "{n} {m} {b}", "It was {n} in June and {m} in July",
+               "The {n} {word} went, so {m} stayed", "{n} - {b}", "at least {n}", "> {n}", "{n}?", "The answer is {m}",
+               "{a} + {b} = {m}", "print({n})", "${n}.50", "{n}^2", "{n}!", "{n} squared", "{n} by {m}",
+               "\\boxed{{{n}}} \\boxed{{{m}}}", "{n} to {m}", "The answer is not {n}", "{n} = {m}", "{n}\\pi",
+               "{n} is wrong", "I do not know, {n} or {m}", "x = {n}, y = {m}", "{n} + {b} {word}", "half of {n}",
+               "{n}:30")
+
+
+def test_invented_cases():
+    rng = random.Random(0)
+    for _ in range(60):
+        a, b = rng.randint(2, 3000), rng.randint(2, 900)
+        n = a + b
+        word, other = rng.sample(WORDS, 2)
+        fill = dict(a=a, b=b, n=n, m=n + rng.choice([-1, 1, 10]), twice=2 * n, unit=rng.choice(UNITS), word=word,
+                    other=other)
+        for forms, fast, right in ((RIGHT_FORMS, True, True), (RIGHT_FORMS, False, True), (LENIENT_FORMS, False, True),
+                                   (WRONG_FORMS, True, False), (WRONG_FORMS, False, False)):
+            for form in forms:
+                answer = form.format(**fill)
+                assert answers_match(answer, str(n), fast) is right, (answer, n, fast)
+
+
+# ---------------------------------------------------------------------------------------- hostile text
+HOSTILE = ["(", "{", "\\frac{1}{", "\\sqrt{", "\\boxed{", "\\text{", "\\", "$", "%", "9", "1,", "1,111", "1.", "1 ",
+           "1/", "1+", "--", "1*", "9**", "9^{", "(9!)", "!", "e", "1e9", " ", "\n", "\xa0", "\u200b", "\x00", "a",
+           "so 1 ", "answer 1 ", "or 1 ", "=", "1=1 ", "x=1,", "'", "*", "_", "~", "<b", "<answer>",
+           "</think> <answer>", "</answer>", "twenty-", "thousand ", "1 kg ", "and a half ", "1 dollar 5 ", "m^2 ",
+           "\xbd", "\u0667", "\u4e03", "{,}", "\\,", "1\\,111", "\ud800", "\U0001f600", "1 * 10^", "0,1", "1.200",
+           "\\pi+", "x^2+", "(x+1)", "x^{y}", "\\log(", "\\sin x", "(1,", "\x1b[0m"]
+TOWERS = ["9**9**9**9", "9^{9^{9^{9}}}", "2**30**5", "1e999999999", "1e-999999999", "10^10^10", "((9!)!)!", "100000!",
+          "1/0", "\\binom{999999999}{499999999}", "\\log_{2}{9^{9^9}}", "2^(2^(2^(2^2)))", "1 thousand" * 20,
+          "9e999" + "*9e999" * 40]
+
+
+def hostile_texts(seed=1):
+    rng = random.Random(seed)
+    for part in HOSTILE:
+        yield from (part * (size // len(part)) for size in (60, 290, 600, 99_000))
+    yield from TOWERS
+    yield "".join(chr(rng.randrange(0x3000)) for _ in range(99_000))
+    for _ in range(60):
+        parts = rng.sample(HOSTILE, rng.choice([2, 3, 6]))
+        size = rng.choice([40, 100, 300, 600, 99_000])
+        yield "".join(rng.choice(parts) for _ in range(size // 3))[:99_000]
+
+
+def grade_everything(failures):
+    """Grades every hostile text in every way; the seconds are this thread's own, so a busy machine does not count."""
+    answers_match("x+1", "1+x")  # sympy is imported on the first symbolic comparison
+    for text in hostile_texts():
+        for gold in ("72", "0.5", "x+1", "(1, 2)"):
+            for fast in (True, False):
+                for fn, response in ((r1_zero_reward_fn, f" t </think> <answer> {text} </answer>"),
+                                     (question_only_reward_fn, "\\boxed{%s}" % text), (question_only_reward_fn, text)):
+                    start = time.thread_time()
+                    rewards = fn(response, gold, fast=fast)
+                    seconds = time.thread_time() - start
+                    if seconds > 1 or not set(rewards.values()) <= {0.0, 1.0}:
+                        failures.append((ascii(text[:60]), len(text), gold, fast, seconds))
+    failures.append("done")
+
+
+def test_hostile_text_never_raises_and_stays_under_a_second_in_a_thread():
+    failures = []
+    thread = threading.Thread(target=grade_everything, args=(failures,))
+    thread.start()
+    thread.join()
+    assert failures == ["done"]
+
+
+def test_hostile_golds():
+    for gold in (*TOWERS, "(" * 3000, "x" * 99_000, "\\sin(x)", "x^{y^{z}}"):
+        for answer in ("72", "x+1", "\\pi"):
+            start = time.thread_time()
+            assert not answers_match(answer, gold, fast=False) and time.thread_time() - start < 1
+
+
+def test_same_verdict_on_the_event_loop_and_off_it():
+    """Notebooks run an event loop; math-verify's own timeouts would raise in a worker thread."""
+    async def both():
+        args = "\\frac{1}{\\sqrt{2}}", "\\frac{\\sqrt{2}}{2}"
+        return answers_match(*args), await asyncio.to_thread(answers_match, *args), await asyncio.to_thread(
+            answers_match, "x+2", "x+1")
+    assert asyncio.run(both()) == (True, True, False)
+
+
+def test_text_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for code in ("__import__('os').system('touch ran')", "open('ran', 'w')", "exec(\"open('ran','w')\")",
+                 "$(touch ran)", "\\write18{touch ran}", "(lambda: open('ran', 'w'))()"):
+        for gold in ("72", "x+1"):
+            for fast in (True, False):
+                assert not answers_match(code, gold, fast)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_import_is_light_and_grading_is_quiet():
+    script = ("import sys; import rlkit.grading as g; assert not {'sympy', 'math_verify', 'torch'} & set(sys.modules);"
+              "assert g.answers_match('$72', '72') and not g.answers_match('72 or 73', '72', False);"
+              "assert 'sympy' not in sys.modules; assert g.answers_match('2x+2', '2(x+1)')")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# ---------------------------------------------------------------------------------------- the shared cases
+def test_shared_cases(shared_cases):
+    rows = [json.loads(line) for line in (shared_cases / "grading.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if not row["debatable"]]
+    for fast in (True, False):
+        hits = {True: [], False: []}  # by "is a phrase"
+        for row in rows:
+            got = REWARD_FNS[row["prompt_type"]](row["response"], row["ground_truth"], fast=fast)
+            assert got["format_reward"] == row["format_reward"], row["id"]
+            assert got["answer_reward"] <= row["answer_reward"], (row["id"], "false positive")
+            assert got["reward"] == got["format_reward"] * got["answer_reward"]
+            hits[row["category"] == "phrase"].append(got["answer_reward"] == row["answer_reward"])
+        asked = hits[False] if fast else hits[False] + hits[True]
+        assert len(asked) > 300 and sum(asked) / len(asked) >= 0.98
+
+
+def test_gsm8k_golds_match_themselves(gsm8k_dir):
+    """Every gold of the test split, as an answer in three spellings; and never its neighbour."""
+    for line in (gsm8k_dir / "test.jsonl").read_text().splitlines():
+        gold = json.loads(line)["answer"].rsplit("####", 1)[1].replace(",", "").strip()
+        assert answers_match(f"${int(gold):,}", gold) and answers_match(f"\\boxed{{{gold}.00}}", gold)
+        assert answers_match(f"The answer is {gold}.", gold, fast=False) and not answers_match(str(int(gold) + 1), gold)
