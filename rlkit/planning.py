@@ -103,8 +103,8 @@ def plan(config, *, algorithm=None) -> dict:
                      f"assuming {FLOPS[device.type]:.0e} operations a second")
     folder = _nearest(config.run_dir or "runs")
     disk_free = shutil.disk_usage(folder).free
-    lines.append(f"disk: about {_size(result['disk'])} for checkpoints and weights, {_size(disk_free)} free in "
-                 f"{folder}")
+    lines.append(f"disk: about {_size(result['disk'])} for checkpoints and weights, {_size(disk_free)} free where "
+                 f"{config.run_dir or 'runs'} goes")
     if result["disk"] > disk_free:
         errors.append(f"run_dir: needs about {_size(result['disk'])} in {folder}, {_size(disk_free)} free: try another "
                       "run_dir, or checkpoint_every=0")
