@@ -77,6 +77,8 @@ def compute_group_normalized_rewards(raw_rewards, group_size, baseline="mean", a
     """
     raw = torch.as_tensor(raw_rewards)
     _check_groups(raw, group_size, baseline, advantage_normalizer)
+    if not isinstance(advantage_eps, (int, float)) or not advantage_eps >= 0:
+        raise ValueError(f"advantage_eps: got {advantage_eps!r}, expected a number >= 0")
     rewards = raw.double().reshape(-1, group_size)                               # (n_groups, G)
     all_equal = (rewards == rewards[:, :1]).all(dim=1, keepdim=True)             # (n_groups, 1)
 
@@ -96,7 +98,8 @@ def compute_group_normalized_rewards(raw_rewards, group_size, baseline="mean", a
     else:
         divisor = 1.0
 
-    advantages = (centred / divisor).to(torch.float64 if raw.dtype == torch.float64 else torch.float32)
+    advantages = torch.where(centred == 0, 0.0, centred / divisor)                 # without an eps: 0 / 0 is 0
+    advantages = advantages.to(torch.float64 if raw.dtype == torch.float64 else torch.float32)
     if advantages.shape != rewards.shape:
         raise ValueError(f"baseline, advantage_normalizer: they turn {tuple(rewards.shape)} rewards into "
                          f"{tuple(advantages.shape)} advantages, expected results (n_groups, 1) or (n_groups, G)")

@@ -22,7 +22,7 @@ class Preference:
 
 
 def load_hh(path) -> list[Preference]:
-    """Single-turn comparisons from a file of Anthropic's HH data (jsonl or jsonl.gz; "chosen" and "rejected" dialogues).
+    """Single-turn comparisons from a file of Anthropic's HH data (jsonl or jsonl.gz; dialogues "chosen", "rejected").
 
     Dialogues with more than one human turn, or whose first turns differ, are left out: there the two answers do not
     reply to the same instruction.

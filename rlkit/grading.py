@@ -91,6 +91,8 @@ def answers_match(answer, gold, fast=True):
             before, _, after = answer.rpartition(r"\boxed{%s}" % inside)
             if inside is None or _DISOWNED_BEFORE.search(before[-40:]) or _DISOWNED_AFTER.match(after):
                 return False
+            if _changes_the_box(before[-MAX_SENTENCE:], inside, after[:MAX_SENTENCE]):
+                return False
             answer = inside
         value = _gold_value(gold)
         if value is None:
@@ -101,6 +103,13 @@ def answers_match(answer, gold, fast=True):
         return read == value
     except Exception:  # a grader that raises would stop a training run: what cannot be read is not right
         return False
+
+
+def _changes_the_box(before, inside, after):
+    r"""True when the text around the last box makes it another answer: '-\boxed{7}', '\boxed{7}00', a list, doubt."""
+    other = last_boxed(before) if before.rstrip(" $").endswith((",", ";")) else None
+    return bool(_GLUED_BEFORE.search(before) or _GLUED_AFTER.match(after) or _DOUBT.search(f"{before} {after}")
+                or other is not None and other.strip() != inside.strip())
 
 
 @lru_cache(maxsize=1 << 16)
@@ -333,6 +342,8 @@ _FOREIGN = re.compile(r"[<>\[\]{}|\\@_\u00b1\u2030\u2260\u2264\u2265\u221e\u202a
                       r"|!=|/=|\d(?:!|\.\.|\s?\u2026|\.[A-Za-z_])|\d\s*-\W*$")
 _DISOWNED_BEFORE = re.compile(r"(?:\bnot|n't|\bnever|\bno|\bor|\beither)(?: be| equal| equal to)?\W*$", re.I)
 _DISOWNED_AFTER = re.compile(r"\W{0,9}(?:or|and|no|is (?:not|wrong|incorrect|false)|isn't)\b", re.I)
+_GLUED_BEFORE = re.compile(r"(?:\d|[-+*/^~!<>\u2212\u221a\u2248\u00d7\u00f7])[\s($]*$")  # beside a box
+_GLUED_AFTER = re.compile(rf"[\s)]*(?:\d|[-+*/^!?\u2212\u00d7\u00f7]|{_SCALE})", re.I)
 _ANSWER = re.compile(r"\b(?:answers?|result|solution)\b|####", re.I)
 _HENCE = re.compile(_any("so, thus, therefore, hence, altogether, in all, totals?, totaling, equals?, comes? to, "
                          "leaving"), re.I)
@@ -495,7 +506,7 @@ def _safe_for_sympy(text):
     sympy's simplify has no bound of its own: asked whether 123456789 equals log(n) it works out 10**123456789. So
     there are no functions here, no inequalities, no powers of powers beyond 6, no letter in an exponent or a root.
     """
-    if len(text) > 60 or not _TOKENS.fullmatch(text):
+    if len(text) > 60 or not _TOKENS.fullmatch(text) or re.search(r"\d\s*[eE]", text):  # 1E999999 is read as one float
         return False
     depth = deepest = 0
     for char in text:

@@ -43,6 +43,9 @@ def compute_policy_gradient_loss(raw_rewards_or_advantages, policy_log_probs, im
     Source: PPO (1707.06347), GRPO (2402.03300), GSPO (2507.18071), CISPO (MiniMax-M1, 2506.13585).
     """
     method = importance_reweighting_method
+    raw_rewards_or_advantages = torch.as_tensor(raw_rewards_or_advantages, device=policy_log_probs.device)
+    if not raw_rewards_or_advantages.is_floating_point():                     # bool or integer rewards
+        raw_rewards_or_advantages = raw_rewards_or_advantages.to(policy_log_probs.dtype)
     _check_loss_arguments(raw_rewards_or_advantages, policy_log_probs, method, old_log_probs, cliprange, response_mask)
     advantages = raw_rewards_or_advantages.reshape(-1, 1)                                    # (B, 1)
     mask = torch.ones_like(policy_log_probs, dtype=torch.bool) if response_mask is None else response_mask.bool()

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -145,13 +146,13 @@ def read_jsonl(path) -> list[dict]:
     path = Path(path)
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")     # not splitlines: a response may hold U+2028
+    lines = path.read_bytes().split(b"\n")                   # bytes: the cut may fall inside a character
     rows = []
     for number, line in enumerate(lines, 1):
         if line:
             try:
                 rows.append(json.loads(line))
-            except json.JSONDecodeError:
+            except ValueError:                               # no JSON, or half a character
                 if number < len(lines):                      # the file's last line has no line break after it
                     raise ValueError(f"{path}: line {number} is no JSON") from None
     return rows
@@ -206,11 +207,15 @@ class RunWriter:
         import torch
         for leftover in (self.path / "checkpoints").glob(".partial-*"):
             shutil.rmtree(leftover)
-        saved = checkpoints(self.path)
-        step = -1
-        if saved:
-            device = next(model.parameters()).device
-            state = torch.load(saved[-1] / "state.pt", map_location=device, weights_only=True)
+        step, state, device = -1, None, next(model.parameters()).device
+        for folder in reversed(checkpoints(self.path)):
+            try:
+                state = torch.load(folder / "state.pt", map_location=device, weights_only=True)
+                break
+            except Exception as error:  # damaged on disk, in whatever way: the one before it may be whole
+                print(f"{folder}: cannot be read ({type(error).__name__}), trying the checkpoint before it", flush=True)
+                shutil.rmtree(folder)
+        if state is not None:
             model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
             step = state["step"]
@@ -243,12 +248,17 @@ def open_run(config, algorithm) -> RunWriter:
     run there was made with other values (named one by one; n_steps may grow).
     """
     path = Path(config.run_dir).expanduser() if config.run_dir else _new_folder(config, algorithm)
-    used = [name for name in ("config.json", "metrics.jsonl", "checkpoints", "model") if (path / name).exists()]
+    used = [name for name in ("metrics.jsonl", "model")
+            if (path / name).exists() and (path / name).stat().st_size]
+    used += ["checkpoints"] if checkpoints(path) else []     # a run that failed before it wrote anything is no run
     if used and not config.resume:
         raise ValueError(f"run_dir: {str(path)!r} already holds a run ({', '.join(used)}); expected a new folder, or "
                          "resume=True to go on with it")
     wanted = run_record(config, algorithm)
-    if (path / "config.json").exists():
+    if used and not (path / "config.json").exists():
+        raise ValueError(f"run_dir: {str(path)!r} has {', '.join(used)} but no config.json, so what it holds is not "
+                         "known; expected a run's folder or a new one")
+    if used:
         recorded = Run(path).config
         _check_same(recorded, wanted, path)
         record = recorded | {name: wanted[name] for name in _MAY_CHANGE if name != "run_dir"}
@@ -284,7 +294,9 @@ def _check_same(recorded: dict, wanted: dict, path: Path) -> None:
 
 def checkpoints(path) -> list[Path]:
     """The run's complete checkpoints, oldest first."""
-    return sorted((Path(path) / "checkpoints").glob("step-*"))
+    folders = [folder for folder in (Path(path) / "checkpoints").glob("step-*")
+               if re.fullmatch(r"step-\d+", folder.name) and folder.is_dir()]
+    return sorted(folders, key=lambda folder: int(folder.name.removeprefix("step-")))
 
 
 def provenance() -> dict:

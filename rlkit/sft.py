@@ -96,7 +96,7 @@ def sft_train(model, dataset, *, lr: float = 2e-5, n_epochs: int = 1, batch_size
     clipping) and lr.
     """
     if len(dataset) == 0:
-        raise ValueError("dataset: it holds no full chunk, expected at least one (shorter seq_length or more documents)")
+        raise ValueError("dataset: it holds no full chunk, expected at least one (a shorter seq_length?)")
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
     n_steps = n_epochs * -(-len(dataset) // batch_size)
@@ -135,8 +135,8 @@ def warmup_then_cosine(n_steps: int, warmup_share: float):
     return factor
 
 
-_LETTER_SAID = re.compile(r"(?:answer|option|choice)\s*(?:is|would be|:|=)?\s*\**\s*\(?([A-D])\b(?!')|\\boxed\{\s*(?:\\text\{)?\s*([A-D])\b",
-                          re.IGNORECASE)
+_LETTER_SAID = re.compile(r"(?:answer|option|choice)\s*(?:is|would be|:|=)?\s*\**\s*\(?([A-D])\b(?!')"
+                          r"|\\boxed\{\s*(?:\\text\{)?\s*([A-D])\b", re.IGNORECASE)
 _LETTER_ALONE = re.compile(r"^\W*([A-D])(?:\W*$|[.):]\s)")
 
 

@@ -244,7 +244,7 @@ def score_rollouts(batch, model, tokenizer, config, algorithm) -> dict:
 
 
 def update(batch, model, tokenizer, optimizer, reward_fn, config, algorithm, step) -> dict:
-    """One optimizer step per train batch; metrics are means over them, for extremes the extremes."""
+    """One optimizer step per train batch; metrics are means (over tokens where they count tokens) or extremes."""
     on_policy = config.train_batch_size == config.rollout_batch_size
     old = batch.old_log_probs
     if old is None:                        # then the method is "none": not in the loss, only to see the ratio
@@ -263,12 +263,18 @@ def update(batch, model, tokenizer, optimizer, reward_fn, config, algorithm, ste
             advantages=torch.tensor(part.advantages), autocast_dtype=autocast_dtype(config),
             tis_weights=part.tis_weights, sampler_log_probs=watched)
         reports.append(report)
+    # a mean over tokens is weighted by the tokens of each train batch; a share of sequences (gspo) is not
+    weights = [report["response_length"] for report in reports]
+    by_tokens = {"token_entropy"} if algorithm.importance_reweighting_method == "gspo" else {
+        "token_entropy", "clip_fraction", "clip_fraction_low", "clip_fraction_high"}
     combine = {"ratio_min": min, "ratio_max": max, "logprob_gap_max": max}
     row = {"lr": config.lr, "optimizer_steps": len(reports)}
     for name in dict.fromkeys(name for report in reports for name in report):
         values = [float(report[name]) for report in reports if name in report]
         if name not in ("lr", "rows_used", "response_length"):             # the whole rollout batch's are known
             row[name] = float(combine.get(name, np.mean)(values))
+            if name in by_tokens and len(values) == len(weights) and sum(weights):
+                row[name] = float(np.average(values, weights=weights))
     return row
 
 

@@ -122,3 +122,10 @@ def test_bad_input_is_named(rewards, size, options, named):
 def test_one_response_per_group_is_fine_without_a_deviation():
     assert advantages([1.0, 0], 1, baseline="none", advantage_normalizer="none").tolist() == [1, 0]
     assert advantages([1.0, 0], 1, advantage_normalizer="none").tolist() == [0, 0]
+
+
+def test_without_an_eps_equal_groups_are_zero_and_a_negative_eps_is_refused():
+    advantages, _ = compute_group_normalized_rewards([1, 1, 0, 1], 2, advantage_eps=0)
+    assert advantages[:2].tolist() == [0.0, 0.0] and advantages[2:].tolist() == pytest.approx([-0.5**0.5, 0.5**0.5])
+    with pytest.raises(ValueError, match="advantage_eps: got -1"):
+        compute_group_normalized_rewards([1, 0], 2, advantage_eps=-1)

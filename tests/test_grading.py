@@ -489,3 +489,16 @@ def test_gsm8k_golds_match_themselves(gsm8k_dir):
         gold = json.loads(line)["answer"].rsplit("####", 1)[1].replace(",", "").strip()
         assert answers_match(f"${int(gold):,}", gold) and answers_match(f"\\boxed{{{gold}.00}}", gold)
         assert answers_match(f"The answer is {gold}.", gold, fast=False) and not answers_match(str(int(gold) + 1), gold)
+
+
+@pytest.mark.parametrize("answer", [
+    r"-\boxed{72}", r"1\boxed{72}", r"\boxed{72}00", r"2 \boxed{72}", r"\boxed{72}^2", r"\boxed{72}/2", r"\boxed{72} - 1",
+    r"\boxed{72} + 1 = 73", r"\boxed{72} thousand", r"\boxed{71}, \boxed{72}", r"maybe \boxed{72}", r"\boxed{72}?"])
+@pytest.mark.parametrize("fast", [True, False])
+def test_what_stands_around_a_box_belongs_to_the_answer(answer, fast):
+    assert not answers_match(answer, "72", fast)
+
+
+@pytest.mark.parametrize("answer", ["1E999999", "1E+999999", "(1E+999999,2)", "1 E 999999"])
+def test_a_number_with_an_exponent_never_reaches_sympy(answer):
+    assert not answers_match(answer, "(1,2)", fast=False)

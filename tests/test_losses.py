@@ -216,3 +216,9 @@ def test_bad_input_is_named(arguments, named):
 def test_bad_aggregation_is_named(arguments, named):
     with pytest.raises(ValueError, match=named):
         aggregate_loss_across_microbatch(torch.ones(2, 3), *arguments)
+
+
+def test_bool_rewards_and_lists_are_numbers():
+    log_probs = torch.tensor([[-1.0], [-2.0]])
+    for rewards in (torch.tensor([True, False]), [1, 0]):
+        assert compute_policy_gradient_loss(rewards, log_probs)[0].flatten().tolist() == [1.0, 0.0]

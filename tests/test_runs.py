@@ -53,6 +53,7 @@ def test_config_json_says_what_when_where_and_with_what(tmp_path):
 
 def test_a_used_folder_is_refused_and_a_second_writer_too(tmp_path):
     first = open_run(config(tmp_path), get_algorithm("grpo"))
+    first.log({"step": 0})                                               # a folder without any result is not used yet
     with pytest.raises(ValueError, match="run_dir: .* already holds a run .*resume=True"):
         open_run(config(tmp_path), get_algorithm("grpo"))
     with pytest.raises(ValueError, match="another process"):
@@ -62,7 +63,9 @@ def test_a_used_folder_is_refused_and_a_second_writer_too(tmp_path):
 
 
 def test_resume_names_what_differs_and_n_steps_may_grow(tmp_path):
-    open_run(config(tmp_path), get_algorithm("grpo")).close()
+    writer = open_run(config(tmp_path), get_algorithm("grpo"))
+    writer.log({"step": 0})
+    writer.close()
     with pytest.raises(ValueError, match=r"resume: .*lr \(there 0.0001, now 0.001\).*seed \(there 0, now 1\)"):
         open_run(config(tmp_path, lr=1e-3, seed=1, resume=True), get_algorithm("grpo"))
     with pytest.raises(ValueError, match="algorithm"):
@@ -133,3 +136,37 @@ def test_a_folder_of_its_own_by_default(tmp_path, monkeypatch):
         paths.append(writer.path)
         writer.close()
     assert paths[0] != paths[1] and all(str(p).startswith("runs/laptop-rft-seed2-") for p in paths)
+
+
+def test_a_log_cut_inside_a_character_is_read_up_to_there(tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    path.write_bytes('{"step": 0}\n{"step": 1, "response": "é'.encode()[:-1])
+    assert read_jsonl(path) == [{"step": 0}]
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path, small, capsys):
+    writer = open_run(config(tmp_path), get_algorithm("grpo"))
+    for step in (2, 4):
+        writer.log({"step": step})
+        writer.save_checkpoint(step, *small)
+    newest = checkpoints(writer.path)[-1] / "state.pt"
+    newest.write_bytes(newest.read_bytes()[:100])
+    (writer.path / "checkpoints" / "step-000009.bak").mkdir()
+    assert writer.restore(*small) == 2 and "cannot be read" in capsys.readouterr().out
+    assert [row["step"] for row in read_jsonl(writer.path / "metrics.jsonl")] == [2]
+    writer.close()
+
+
+def test_a_run_that_failed_before_any_result_leaves_the_folder_free(tmp_path):
+    open_run(config(tmp_path), get_algorithm("grpo")).close()
+    open_run(config(tmp_path, lr=0.5), get_algorithm("grpo")).close()
+    assert Run(tmp_path / "run").config["lr"] == 0.5
+
+
+def test_results_without_a_config_are_not_gone_on_with(tmp_path, small):
+    writer = open_run(config(tmp_path), get_algorithm("grpo"))
+    writer.save_checkpoint(1, *small)
+    writer.close()
+    (tmp_path / "run" / "config.json").unlink()
+    with pytest.raises(ValueError, match="no config.json"):
+        open_run(config(tmp_path, resume=True), get_algorithm("grpo"))

@@ -159,6 +159,31 @@ def test_server_killed_alone_takes_its_engine_along_and_nothing_else(fake, model
         bystander.wait()
 
 
+SHARES_MEMORY = """
+import mmap, os, signal, sys, time
+with open(sys.argv[1], "w+b") as file:
+    file.truncate(4096)
+    held = mmap.mmap(file.fileno(), 4096)
+if os.fork():
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(100)
+"""
+
+
+def test_guard_removes_the_shared_memory_of_killed_processes_and_no_other(tmp_path):
+    ours, other = (Path(f"/dev/shm/psm_rlkit_test_{os.getpid()}_{i}") for i in range(2))
+    other.write_bytes(b"x")
+    try:
+        guard = subprocess.run([sys.executable, "-I", REPOSITORY / "rlkit/samplers/guard.py", str(os.getpid()),
+                                str(tmp_path / "none"), "--", sys.executable, "-c", SHARES_MEMORY, str(ours)],
+                               start_new_session=True)
+        assert guard.returncode == 128 + signal.SIGKILL and not ours.exists() and other.exists()
+    finally:
+        other.unlink()
+        ours.unlink(missing_ok=True)
+
+
 def test_server_that_dies_while_starting_says_why(fake, model_folder, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM_DIES", "start")
     with pytest.raises(RuntimeError) as error:

@@ -12,6 +12,7 @@ Standard library only: this file is run by path, not imported.
 """
 import ctypes
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -58,7 +59,8 @@ def die_with_parent() -> None:
 
 
 def end_group() -> None:
-    """End whatever is left in this process's group: SIGTERM, then SIGKILL for what stays."""
+    """End whatever is left in this process's group: SIGTERM, then SIGKILL for what stays; remove its shared memory."""
+    segments = shared_memory()
     for number, patience in ((signal.SIGTERM, POLITE / 2), (signal.SIGKILL, POLITE)):
         for pid in others():
             try:
@@ -68,6 +70,20 @@ def end_group() -> None:
         deadline = time.monotonic() + patience
         while others() and time.monotonic() < deadline:
             time.sleep(POLL / 4)
+    for segment in segments:                                # what nobody was left to remove
+        segment.unlink(missing_ok=True)
+
+
+def shared_memory() -> set[Path]:
+    """The files of Python's shared memory and semaphores that the group's processes have mapped."""
+    found = set()
+    for pid in others():
+        try:
+            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        except OSError:
+            continue
+        found |= {Path(line[line.index("/"):]) for line in lines if re.search("/dev/shm/(psm_|sem.mp-)", line)}
+    return {path for path in found if path.exists()}
 
 
 def others() -> list[int]:
