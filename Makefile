@@ -42,6 +42,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "rlkit needs Python 3.11 or newer, and no python3 here is:" \
 		"$$(python3 --version 2>&1). Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12"; exit 1; }
+	@echo "Installing into $(VENV): once, a few minutes, without a word"
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[test]'
 	@touch $@
@@ -49,6 +50,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 # ---------------------------------------------------------------- the jobs
 train: $(VENV)/.installed
 	@mkdir -p runs
+	@echo "Training takes a few minutes; progress also shows in the run's metrics.jsonl under runs/"
 	papermill notebooks/train.ipynb runs/$(NAME).ipynb -p algo $(ALGO) $(ARGS)
 	@echo "The executed notebook, with curves and sample rollouts: runs/$(NAME).ipynb"
 
