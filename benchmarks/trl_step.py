@@ -43,8 +43,8 @@ class WithoutStop:
         self.sampler.close()
 
 
-def ours(steps: int, folder: str, model_name: str, stop: bool) -> tuple[list[float], float]:
-    """(seconds of each step but the first, mean response length)."""
+def ours(steps: int, folder: str, model_name: str, stop: bool) -> tuple[list[float], list[float], float]:
+    """(wall seconds of each step but the first, its CPU seconds, mean response length)."""
     from rlkit import Config, load_model, make_sampler, train
     model, tokenizer = load_model(model_name)
     sampler = make_sampler("transformers", model, tokenizer)
@@ -53,10 +53,10 @@ def ours(steps: int, folder: str, model_name: str, stop: bool) -> tuple[list[flo
     run = train(config, model=model, tokenizer=tokenizer, sampler=sampler if stop else WithoutStop(sampler))
     table = run.metrics
     seconds = table[["time_sync", "time_sample", "time_train"]].sum(axis=1).tolist()[1:]       # wall time of a step
-    return seconds, float(table.response_length.mean())
+    return seconds, table.time_cpu.tolist()[1:], float(table.response_length.mean())
 
 
-def theirs(steps: int, folder: str, model_name: str) -> tuple[list[float], float]:
+def theirs(steps: int, folder: str, model_name: str) -> tuple[list[float], list[float], float]:
     """The same for TRL: 4 microbatches of 32 rows, no KL term, no gradient checkpointing, group-scaled rewards."""
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -72,13 +72,13 @@ def theirs(steps: int, folder: str, model_name: str) -> tuple[list[float], float
         return [prompt.reward_fn(text, answer)["reward"] for text, answer in zip(completions, gold)]
 
     class Stopwatch(TrainerCallback):
-        marks: list[float] = []
+        def __init__(self):
+            self.marks = []
 
         def on_step_begin(self, *_, **__):
-            self.marks.append(time.perf_counter())
+            self.marks.append((time.perf_counter(), time.process_time()))
 
-        def on_train_end(self, *_, **__):
-            self.marks.append(time.perf_counter())
+        on_train_end = on_step_begin
 
     arguments = GRPOConfig(
         output_dir=tempfile.mkdtemp(dir=folder), per_device_train_batch_size=32, gradient_accumulation_steps=4,
@@ -87,14 +87,13 @@ def theirs(steps: int, folder: str, model_name: str) -> tuple[list[float], float
         gradient_checkpointing=False, use_cpu=True, report_to="none", save_strategy="no", logging_steps=1000,
         disable_tqdm=True)
     watch = Stopwatch()
-    watch.marks = []
     trainer = GRPOTrainer(model=model, reward_funcs=reward, args=arguments, train_dataset=data,
                           processing_class=tokenizer, callbacks=[watch])
     trainer.train()
-    lengths = trainer._metrics["train"].get("completions/mean_length", []) or [float("nan")]
     logged = [row["completions/mean_length"] for row in trainer.state.log_history if "completions/mean_length" in row]
-    marks = watch.marks
-    return [b - a for a, b in zip(marks, marks[1:])][1:], float(statistics.mean(logged or lengths))
+    steps_taken = list(zip(watch.marks, watch.marks[1:]))[1:]
+    return ([b[0] - a[0] for a, b in steps_taken], [b[1] - a[1] for a, b in steps_taken],
+            float(statistics.mean(logged)) if logged else float("nan"))
 
 
 def main() -> None:
@@ -105,25 +104,29 @@ def main() -> None:
     parser.add_argument("--out", help="write the numbers to this JSON file, too")
     options = parser.parse_args()
     import trl
-    rows = {"TRL GRPOTrainer": ([], []), "rlkit, no stop string": ([], []), "rlkit, stop at </answer>": ([], [])}
+    rows = {name: {"wall": [], "cpu": [], "length": []}
+            for name in ("TRL GRPOTrainer", "rlkit, no stop string", "rlkit, stop at </answer>")}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(options.blocks):
             found = (theirs(options.steps, folder, options.model), ours(options.steps, folder, options.model, False),
                      ours(options.steps, folder, options.model, True))
-            for (seconds, lengths), (new, length) in zip(rows.values(), found):
-                seconds += new
-                lengths.append(length)
-    medians = {name: statistics.median(seconds) for name, (seconds, _) in rows.items()}
-    base = medians["TRL GRPOTrainer"]
+            for row, (wall, cpu, length) in zip(rows.values(), found):
+                row["wall"] += wall
+                row["cpu"] += cpu
+                row["length"].append(length)
+    base = rows["TRL GRPOTrainer"]
     print(f"16 x 8 rollouts of at most 64 tokens, one thread, TRL {trl.__version__}, torch {torch.__version__}")
-    for name, (seconds, lengths) in rows.items():
-        print(f"{name:28s} median {medians[name]:6.2f} s/step (min {min(seconds):.2f}, max {max(seconds):.2f}, n = "
-              f"{len(seconds)}), mean response {statistics.mean(lengths):.1f} tokens, {base / medians[name]:.2f}x")
+    for name, row in rows.items():
+        for kind in ("wall", "cpu"):
+            row[f"{kind}_median"] = statistics.median(row[kind])
+            row[f"{kind}_ratio"] = statistics.median(base[kind]) / row[f"{kind}_median"]
+        print(f"{name:25s} CPU {row['cpu_median']:5.2f} s/step ({min(row['cpu']):.2f} to {max(row['cpu']):.2f}), "
+              f"{row['cpu_ratio']:.2f}x; wall {row['wall_median']:5.2f} s ({min(row['wall']):.2f} to "
+              f"{max(row['wall']):.2f}), {row['wall_ratio']:.2f}x; n = {len(row['cpu'])}, "
+              f"{statistics.mean(row['length']):.1f} tokens")
     if options.out:
         with open(options.out, "w") as file:
-            json.dump({name: {"seconds": seconds, "mean_response_tokens": statistics.mean(lengths),
-                              "median": medians[name], "ratio": base / medians[name]}
-                       for name, (seconds, lengths) in rows.items()} | {"trl": trl.__version__}, file, indent=1)
+            json.dump({"trl": trl.__version__, "torch": torch.__version__, "rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":
