@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rlkit.jobs import (CompareJob, EvaluateJob, category_table, difference_table, final_table, find_runs, group_runs,
-                        parameters)
+from rlkit.jobs import CompareJob, EvaluateJob, find_runs, parameters
 from rlkit.runs import load_run
+from rlkit.tables import category_table, difference_table, final_table, group_runs
 
 SHORT = {"n_steps": 2, "rollout_batch_size": 16, "group_size": 4, "n_train": 64, "n_val": 8, "n_val_final": 8,
          "max_tokens": 16, "gradient_accumulation_steps": 2}
