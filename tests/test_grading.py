@@ -10,8 +10,8 @@ from fractions import Fraction
 
 import pytest
 
-from rlkit.grading import (answers_match, clean, extract_answer, last_boxed, question_only_reward_fn, r1_zero_reward_fn,
-                           read_quantity, read_sentence)
+from rlkit.grading import answers_match, extract_answer, last_boxed, question_only_reward_fn, r1_zero_reward_fn
+from rlkit.quantities import clean, read_quantity, read_sentence
 
 REWARD_FNS = {"r1_zero": r1_zero_reward_fn, "question_only": question_only_reward_fn}
 
