@@ -1,6 +1,7 @@
 """The checkers: the right function passes, every planted mistake is refused with its own diagnosis, stubs are open."""
 import json
 import math
+import re
 
 import pytest
 import sympy as sp
@@ -84,6 +85,30 @@ def test_an_unknown_mistake_gets_no_diagnosis():
     assert result.status == "wrong" and result.diagnosis is None and "expected 0.25, yours is 0.123" in result.message
 
 
+def test_mistakes_as_readers_write_them():
+    """Two slips in one attempt: a missing pad id must not hide what is wrong with the mask; joint text as it comes."""
+    def rows_of(texts, pad):
+        return torch.tensor([ids + [pad] * (max(map(len, texts)) - len(ids)) for ids in texts])
+
+    def label_is_not_pad(prompts, outputs, tokenizer):
+        ids = rows_of([tokenizer.encode(p, False) + tokenizer.encode(o, False) for p, o in zip(prompts, outputs)],
+                      tokenizer.pad_token_id)
+        return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "response_mask": ids[:, 1:] != tokenizer.pad_token_id}
+
+    def joint(prompts, outputs, tokenizer):
+        ids = rows_of(tokenizer([p + o for p, o in zip(prompts, outputs)])["input_ids"], tokenizer.eos_token_id)
+        mask = torch.zeros_like(ids, dtype=torch.bool)
+        for row, (prompt, output) in enumerate(zip(prompts, outputs)):
+            mask[row, len(tokenizer.encode(prompt)):len(tokenizer.encode(prompt + output))] = True
+        return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "response_mask": mask[:, 1:]}
+
+    tokenise = get_exercise("tokenize_prompt_and_output")
+    assert tokenise.check(label_is_not_pad).diagnosis == "mask_is_label_not_pad"
+    assert tokenise.check(joint).diagnosis == "tokenised_together_with_bos"
+    greedy = get_exercise("last_boxed").check(lambda text: (re.findall(r"\\boxed\{(.*)\}", text) or [None])[-1])
+    assert greedy.diagnosis == "boxed_greedy_from_the_first"
+
+
 def test_exceptions_shapes_and_changed_inputs_are_reported_not_raised():
     exercise = get_exercise("group_advantages_none")
     assert "raised ZeroDivisionError" in exercise.check(lambda raw, size: 1 / 0).message
@@ -109,14 +134,16 @@ def test_expressions_are_accepted_with_any_symbols_of_the_right_name():
 
 
 def test_names_hints_and_sources(capsys):
-    with pytest.raises(AttributeError, match="did you mean 'loss_grpo'"):
+    with pytest.raises(AttributeError, match=r"got 'los_grpo'; did you mean 'loss_grpo'\?") as caught:
         check.los_grpo
+    assert len(str(caught.value)) < 120                             # the names themselves are in check.summary()
     with pytest.raises(ValueError, match="did you mean"):
         hint("passatk")
     assert "pass_at_k" in dir(check)
     hint("loss_grpo"), hint("loss_grpo"), hint("loss_grpo")
     said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("hint 1 of 2") and said[1].startswith("hint 2 of 2") and said[2] == said[0]
+    assert said[0].startswith("hint 1 of 2") and said[1].startswith("hint 2 of 2")
+    assert "last one" in said[2] and "starts again" in said[2] and said[3] == said[0]
     reveal("loss_grpo")
     assert "def compute_policy_gradient_loss" in capsys.readouterr().out
 
@@ -150,7 +177,7 @@ def test_a_readers_component_trains_a_real_model():
     assert step() == pytest.approx(plain, rel=1e-6)
 
 
-# ---- the references against values worked out by others ----------------------------------------------------------------
+# ---- the references against values worked out by others --------------------------------------------------------------
 
 @pytest.fixture(scope="module")
 def faults(shared_cases):
@@ -195,7 +222,7 @@ def test_references_agree_with_the_collected_faults(faults):
     assert [reference("last_boxed", text) for text in boxes] == [None, r"\frac{1}{2}", "72", None]
 
 
-# ---- find the bug -------------------------------------------------------------------------------------------------------
+# ---- find the bug -----------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", bugs.BUGS)
 def test_a_bug_shows_and_goes_away(name, capsys):

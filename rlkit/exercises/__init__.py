@@ -33,8 +33,8 @@ def get_exercise(name: str) -> Exercise:
     if name in EXERCISES:
         return EXERCISES[name]
     close = get_close_matches(str(name), EXERCISES, n=1)
-    raise ValueError(f"exercise: got {name!r}, expected one of {', '.join(EXERCISES)}"
-                     + (f"; did you mean {close[0]!r}?" if close else ""))
+    raise ValueError(f"exercise: got {name!r}; " + (f"did you mean {close[0]!r}? " if close else "")
+                     + f"expected one of the {len(EXERCISES)} names in check.summary()")
 
 
 class _Check:
@@ -76,7 +76,7 @@ check = _Check()
 
 
 def hint(name: str) -> None:
-    """Print the next hint; after the last one it starts again."""
+    """Print the next hint. The last one says so, and the call after it starts again."""
     entry = get_exercise(name)
     if not entry.hints:
         print(f"{name} has no hints; reveal({name!r}) shows the library's own code.")
@@ -85,6 +85,8 @@ def hint(name: str) -> None:
     check._hints[name] = count + 1
     position = count % len(entry.hints)
     print(f"hint {position + 1} of {len(entry.hints)}: {entry.hints[position]}")
+    if position + 1 == len(entry.hints):
+        print(f"(That was the last one; hint({name!r}) starts again. reveal({name!r}) shows the library's own code.)")
 
 
 def reveal(name: str) -> None:

@@ -144,7 +144,7 @@ group_advantages_none.mistake("nothing is subtracted: this is RFT", "no_baseline
 group_advantages_none.mistake("the mean leaves the row itself out: unbiased, but G/(G-1) of what was asked",
                               "leave_one_out")(
     lambda raw, size: _advantages(raw, size, 0, divide=lambda g, e: (size - 1) / size))
-group_advantages_none.mistake("the deviation is still divided by", "still_divided")(
+group_advantages_none.mistake("it is still divided by the deviation", "still_divided")(
     lambda raw, size: _advantages(raw, size, 1e-6))
 group_advantages_none.mistake("rows are dealt out in turn: group of row i taken as i modulo the number of groups",
                               "interleaved")(

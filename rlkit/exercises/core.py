@@ -8,9 +8,10 @@ A reader never needs this file. An author writes, in one of the sibling modules:
         '''What to write, with shapes.'''
         ... a plain-Python loop, the independent reference ...
 
-    loss_noclip.mistake("this is what you get when the ratio is upside down")(lambda a, new, old: ...)
+    loss_noclip.mistake("the ratio is upside down")(lambda a, new, old: ...)
 
-The function's name becomes the exercise's; the reference is never shown to the reader.
+The function's name becomes the exercise's; the reference is never shown to the reader. A diagnosis is a main
+clause: the reader sees it after "This is what a known mistake gives –".
 """
 from __future__ import annotations
 
@@ -105,7 +106,7 @@ class Exercise:
         first = wrong[0]
         what = difference(expected[first], outcomes[first], self.axes)
         found = self._diagnose(outcomes, wrong)
-        because = f" This is what you get when {found.diagnosis}." if found else ""
+        because = f" This is what a known mistake gives – {found.diagnosis}." if found else ""
         message = f"✗ {self.name}, case '{labels[first]}': {what}.{because}"
         return Result("wrong", message, found.name if found else None)
 
@@ -142,8 +143,12 @@ class Exercise:
         return call
 
     def _diagnose(self, outcomes, wrong) -> Mistake | None:
-        """The mistake that gives the attempt's values in every case, else in every case that went wrong."""
-        partial = None
+        """The mistake that gives the attempt's values in every case, else in every case that went wrong.
+
+        Cases where the attempt raised (a second slip) may differ, unless the first wrong case is one of them.
+        """
+        partial = besides = None
+        values = [i for i in wrong if i == wrong[0] or not isinstance(outcomes[i], Exception)]
         for mistake in self.mistakes:
             theirs = [self._outcome(mistake.function, arguments) for _, arguments in self.cases()]
             same = [alike(mine, their, self.axes) for mine, their in zip(outcomes, theirs)]
@@ -151,7 +156,9 @@ class Exercise:
                 return mistake
             if partial is None and all(same[i] for i in wrong):
                 partial = mistake
-        return partial
+            if besides is None and all(same[i] for i in values):
+                besides = mistake
+        return partial or besides
 
     def source(self) -> str:
         """The library's own source for this exercise."""
@@ -248,7 +255,7 @@ def _show(value) -> str:
     if isinstance(value, bool) or value is None or isinstance(value, str):
         return repr(value)
     if isinstance(value, (int, float)):
-        return f"{value:.6g}"
+        return f"{value + 0:.6g}"                                           # + 0: no "-0"
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

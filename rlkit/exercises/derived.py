@@ -49,7 +49,7 @@ def bernoulli_score(p):
             for sign in (1, -1)]
 
 
-bernoulli_score.mistake("the derivative is taken by p; the parameter is theta", "score_by_p")(
+bernoulli_score.mistake("the derivative is with respect to p; the parameter is theta", "score_by_p")(
     lambda p: (-1 / (1 - p), 1 / p))
 bernoulli_score.mistake("this is the derivative of pi itself, not of its logarithm", "score_without_log")(
     lambda p: (-p * (1 - p), p * (1 - p)))
@@ -84,6 +84,10 @@ softmax_gradient.mistake("the mean reward is not subtracted: the other answers' 
     lambda x, r: x.softmax(0) * r)
 softmax_gradient.mistake("pi_k is missing in front: this is the advantage, not the gradient", "advantage_only")(
     lambda x, r: r - (x.softmax(0) * r).sum())
+softmax_gradient.mistake("the sign is reversed: this is the gradient of the loss -J", "softmax_sign")(
+    lambda x, r: x.softmax(0) * ((x.softmax(0) * r).sum() - r))
+softmax_gradient.mistake("the mean reward is added where it should be subtracted", "softmax_plus")(
+    lambda x, r: x.softmax(0) * (r + (x.softmax(0) * r).sum()))
 softmax_gradient.mistake("the unweighted mean of the rewards is subtracted", "unweighted_mean")(
     lambda x, r: x.softmax(0) * (r - r.mean()))
 
@@ -125,9 +129,9 @@ baseline_variance_b.mistake("E[Z]^2 is not subtracted: this is the second moment
     lambda p, b, n: (p * ((1 - b) * (1 - p)) ** 2 + (1 - p) * (b * p) ** 2) / n)
 baseline_variance_b.mistake("the baseline enters with the wrong sign", "b_sign")(
     lambda p, b, n: p * (1 - p) * (1 - p + b) ** 2 / n)
-baseline_variance_b.mistake("the baseline is taken off right answers only", "b_right_only")(
+baseline_variance_b.mistake("the baseline is subtracted for right answers only", "b_right_only")(
     lambda p, b, n: p * (1 - p) ** 3 * (1 - b) ** 2 / n)
-baseline_variance_b.mistake("a constant shift changes no variance; but this one is multiplied by the score",
+baseline_variance_b.mistake("b is taken for a mere shift, which changes no variance; but it is multiplied by the score",
                             "b_no_effect")(
     lambda p, b, n: p * (1 - p) ** 3 / n)
 baseline_variance_b.mistake("the variance is not divided by n", "b_without_n")(
@@ -169,12 +173,12 @@ def optimal_baseline(p):
     return round((low + high) / 2, 6)
 
 
-optimal_baseline.mistake("the mean reward is the usual choice, but not the best one here", "optimal_is_mean")(
-    lambda p: p)
-optimal_baseline.mistake("this minimises E[(r - b)^2] halfway between the rewards; the scores do not count",
+optimal_baseline.mistake("the mean reward is subtracted: the usual choice, but not the best one here",
+                         "optimal_is_mean")(lambda p: p)
+optimal_baseline.mistake("1/2 lies halfway between the rewards, but the two answers' scores differ in size",
                          "optimal_half")(
     lambda p: 0.5 + 0 * p)
-optimal_baseline.mistake("no baseline is best only at p = 1", "optimal_zero")(lambda p: 0 * p)
+optimal_baseline.mistake("b = 0, no baseline, is best only at p = 1", "optimal_zero")(lambda p: 0 * p)
 
 
 @exercise(
@@ -193,9 +197,10 @@ def baseline_crossing(n):
     return round((low + high) / 2, 7)
 
 
-baseline_crossing.mistake("at 1/2 the variance of (c) is zero, not equal to (a)'s", "crossing_half")(lambda n: 0.5)
-baseline_crossing.mistake("p = 1 makes both zero; the question is about the inside", "crossing_one")(lambda n: 1.0)
-baseline_crossing.mistake("p = 0 makes both zero; the question is about the inside", "crossing_zero")(lambda n: 0.0)
+baseline_crossing.mistake("1/2 is where (c)'s variance is zero, not where it equals (a)'s", "crossing_half")(
+    lambda n: 0.5)
+baseline_crossing.mistake("both are zero at p = 1, but the inside is asked for", "crossing_one")(lambda n: 1.0)
+baseline_crossing.mistake("both are zero at p = 0, but the inside is asked for", "crossing_zero")(lambda n: 0.0)
 
 
 @exercise(
@@ -218,9 +223,9 @@ group_mean_factor.mistake("the mean is treated as a constant, but it holds the r
     lambda G: 1 + 0 * G)
 group_mean_factor.mistake("it is upside down: G/(G-1) is what you multiply by to undo it", "factor_inverted")(
     lambda G: G / (G - 1))
-group_mean_factor.mistake("1/G is the part that is lost, not what remains", "factor_lost")(lambda G: 1 / G)
-group_mean_factor.mistake("the estimator is a mean over the group, so it does not grow with G", "factor_sum")(
-    lambda G: G - 1)
+group_mean_factor.mistake("1/G is what the baseline takes away, not what remains", "factor_lost")(lambda G: 1 / G)
+group_mean_factor.mistake("the rows are summed, but the estimator is their mean and does not grow with G",
+                          "factor_sum")(lambda G: G - 1)
 
 
 # ---- difficulty weights ---------------------------------------------------------------------------------------------
@@ -255,7 +260,8 @@ def difficulty_weight_none(p):
     return _limit("none", lambda x: 1.0)[0](p)
 
 
-difficulty_weight_none.mistake("p (1 - p) is the gradient of a sigmoid policy, already inside grad eta", "none_twice")(
+difficulty_weight_none.mistake("p (1 - p), the gradient of a sigmoid policy, is counted twice: grad eta holds it",
+                               "none_twice")(
     lambda p: p * (1 - p))
 difficulty_weight_none.mistake("this is MaxRL's weight", "none_is_maxrl")(lambda p: 1 / p)
 
@@ -271,9 +277,9 @@ def difficulty_weight_std(p):
 
 difficulty_weight_std.mistake("the variance stands below the line; the deviation is its root", "std_variance")(
     lambda p: 1 / (p * (1 - p)))
-difficulty_weight_std.mistake("it is upside down: a small deviation makes a large weight", "std_inverted")(
+difficulty_weight_std.mistake("it is upside down: a small deviation should make a large weight", "std_inverted")(
     lambda p: (p * (1 - p)) ** 0.5)
-difficulty_weight_std.mistake("the deviation of a 0/1 reward is sqrt(p (1 - p)), not sqrt(p)", "std_root_p")(
+difficulty_weight_std.mistake("sqrt(p) is taken for the deviation of a 0/1 reward, sqrt(p (1 - p))", "std_root_p")(
     lambda p: p ** -0.5)
 
 
@@ -285,8 +291,9 @@ def difficulty_weight_mean(p):
     return _limit("mean", lambda x: x)[0](p)
 
 
-difficulty_weight_mean.mistake("it is upside down: hard prompts (small p) weigh more", "mean_inverted")(lambda p: p)
-difficulty_weight_mean.mistake("the mean reward is p, not 1 - p", "mean_of_wrong")(lambda p: 1 / (1 - p))
+difficulty_weight_mean.mistake("it is upside down: hard prompts (small p) should weigh more", "mean_inverted")(
+    lambda p: p)
+difficulty_weight_mean.mistake("1 - p is taken for the mean reward, which is p", "mean_of_wrong")(lambda p: 1 / (1 - p))
 difficulty_weight_mean.mistake("this is GRPO's weight", "mean_is_grpo")(lambda p: (p * (1 - p)) ** -0.5)
 
 
@@ -334,7 +341,7 @@ def finite_weight_mean(p, G):
 
 
 finite_weight_mean.mistake("this is the limit of infinitely many responses", "maxrl_limit")(lambda p, G: 1 / p + 0 * G)
-finite_weight_mean.mistake("the exponent is G - 1: one factor 1 - p was divided out", "maxrl_exponent")(
+finite_weight_mean.mistake("the exponent is G, not G - 1: one factor 1 - p was divided out", "maxrl_exponent")(
     lambda p, G: (1 - (1 - p) ** G) / p)
 finite_weight_mean.mistake("1 - p, from the gradient's own size, is not divided out", "maxrl_not_divided")(
     lambda p, G: ((1 - p) - (1 - p) ** G) / p)
@@ -354,7 +361,7 @@ def rft_second_moments(p):
 rft_second_moments.mistake("the two are swapped", "moments_swapped")(lambda p: (p * (1 - p), p))
 rft_second_moments.mistake("wrong answers are forgotten: the baseline pushes them down, too", "moments_right_only")(
     lambda p: (p, p * (1 - p) ** 2))
-rft_second_moments.mistake("RFT's is the second moment of r, not its variance", "moments_variance")(
+rft_second_moments.mistake("RFT's is the variance of r where its second moment is asked for", "moments_variance")(
     lambda p: (p * (1 - p), p * (1 - p)))
 
 
@@ -441,7 +448,7 @@ def pairwise_surrogate(new, old, rewards):
 pairwise_surrogate.mistake("only one token of each pair is drawn from the new policy: the token-level surrogate",
                            "pairs_of_one")(
     lambda new, old, r: _surrogate(new, old, r, [{t} for t in range(_length(r))]))
-pairwise_surrogate.mistake("the pairs overlap: (1, 2), (2, 3), ...", "pairs_overlap")(
+pairwise_surrogate.mistake("the pairs overlap: (1, 2), (2, 3) and so on", "pairs_overlap")(
     lambda new, old, r: _surrogate(new, old, r, [{t, t + 1} for t in range(_length(r) - 1)]))
 pairwise_surrogate.mistake("this is J itself: every token is drawn from the new policy", "pairs_true")(
     lambda new, old, r: _surrogate(new, old, r, [set(range(_length(r)))]))
@@ -549,7 +556,7 @@ def sequence_weight_variance(m, L):
     return second - 1.0
 
 
-sequence_weight_variance.mistake("variances of a sum add up; this is a product", "weights_add")(
+sequence_weight_variance.mistake("variances are added, as for a sum; this is a product", "weights_add")(
     lambda m, L: L * (m - 1))
 sequence_weight_variance.mistake("E[W]^2 = 1 is not subtracted", "weights_second_moment")(lambda m, L: m ** L)
 sequence_weight_variance.mistake("the variances are multiplied; it is the second moments that are",

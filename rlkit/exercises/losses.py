@@ -107,7 +107,7 @@ loss_noclip.mistake("the log-ratio is used without the exponential", "log_ratio_
     lambda a, l, o: -a.reshape(-1, 1) * (l - o))
 loss_noclip.mistake("the ratio is detached: the value is right and the gradient is zero", "ratio_detached")(
     lambda a, l, o: -a.reshape(-1, 1) * _w(l, o).detach())
-loss_noclip.mistake("one weight for the whole sequence, the product over its tokens", "sequence_ratio")(
+loss_noclip.mistake("each token gets the whole sequence's weight, the product over its tokens", "sequence_ratio")(
     lambda a, l, o: (-a.reshape(-1, 1) * _w(l.sum(1, keepdim=True), o.sum(1, keepdim=True))).expand_as(l))
 loss_noclip.mistake("(B,) is broadcast along the tokens, not along the rows", "noclip_broadcast")(
     lambda a, l, o: -a * _w(l, o) if len(a) == l.shape[1] else -a.reshape(-1, 1) * _w(l, o))
@@ -165,7 +165,7 @@ def ppo_sign(a, l, o, eps):
     return torch.minimum(a * w, a * w.clamp(1 - eps, 1 + eps))
 
 
-@loss_grpo.mistake("the log-ratio is clipped to [-e, e]: the bounds are exp(-e) and exp(e)")
+@loss_grpo.mistake("the log-ratio is clipped to [-e, e], and the ratio's bounds become exp(-e) and exp(e)")
 def ppo_log_clip(a, l, o, eps):
     a, w = a.reshape(-1, 1), _w(l, o)
     return -torch.minimum(a * w, a * (l - o).clamp(-eps, eps).exp())
@@ -306,7 +306,7 @@ clip_fraction.mistake("it is the mean of the rows' fractions: short rows weigh t
     lambda a, w, e, m: ((_binds(a, w, e) & m).sum(1) / m.sum(1).clamp(min=1)).mean())
 clip_fraction.mistake("clipped response tokens are divided by all positions", "fraction_over_width")(
     lambda a, w, e, m: (_binds(a, w, e) & m).double().mean())
-clip_fraction.mistake("without response tokens it is 0/0", "fraction_nan")(
+clip_fraction.mistake("a batch without response tokens gives 0/0", "fraction_nan")(
     lambda a, w, e, m: (_binds(a, w, e) & m).sum() / m.sum())
 clip_fraction.mistake("only the upper side is counted", "fraction_upper_only")(
     lambda a, w, e, m: ((a.reshape(-1, 1) > 0) & (w > 1 + e) & m).sum() / m.sum().clamp(min=1))

@@ -81,6 +81,30 @@ def boxed_greedy(text):
     return found[1] if found else None
 
 
+@last_boxed.mistake("the pattern is greedy: it runs from the first box to the last brace of the text")
+def boxed_greedy_from_the_first(text):
+    found = re.search(r"\\boxed\{(.*)\}", text)
+    return found[1] if found else None
+
+
+@last_boxed.mistake("the pattern is greedy, to the last brace of the text, and wants one character at least")
+def boxed_greedy_and_not_empty(text):
+    found = re.search(r"\\boxed\{(.+)\}", text)
+    return found[1] if found else None
+
+
+@last_boxed.mistake("the pattern allows no brace inside the box, and nested ones are never found")
+def boxed_without_nesting(text):
+    found = re.findall(r"\\boxed\{([^{}]*)\}", text)
+    return found[-1] if found else None
+
+
+@last_boxed.mistake("the first box is taken, not the last, and the search stops at the first closing brace")
+def boxed_first_until_brace(text):
+    found = re.search(r"\\boxed\{(.*?)\}", text)
+    return found[1] if found else None
+
+
 @last_boxed.mistake("the first box is taken, not the last")
 def boxed_first(text):
     start = text.find("\\boxed{")

@@ -37,14 +37,15 @@ class ToyTokenizer:
 
 
 def _tokenize_cases():
-    prompts, outputs = ["This is a", "Hello"], ["another world", "world test another <eos>"]
+    prompts, outputs = ["This is a", "Hello"], [" another world", " world test another <eos>"]
     return [
         ("two rows of different lengths", (prompts, outputs, ToyTokenizer())),
         ("no pad token", (prompts, outputs, ToyTokenizer(pad_token_id=None))),
-        ("pad is end-of-text", (["Hello", "This is"], ["world <eos>", "a"], ToyTokenizer(pad_token_id=1))),
-        ("an empty output", (["This is", "Hello"], ["", "world"], ToyTokenizer())),
-        ("an empty prompt", (["", "Hello This is"], ["world test", "a"], ToyTokenizer())),
-        ("words that merge across the boundary", (["This is a", "Hello"], ["test world", "a test"], ToyTokenizer())),
+        ("pad is end-of-text", (["Hello", "This is"], [" world <eos>", " a"], ToyTokenizer(pad_token_id=1))),
+        ("an empty output", (["This is", "Hello"], ["", " world"], ToyTokenizer())),
+        ("an empty prompt", (["", "Hello This is"], [" world test", " a"], ToyTokenizer())),
+        ("words that merge across the boundary", (["This is a", "Hello"], [" test world", " a test"],
+                                                    ToyTokenizer())),
     ]
 
 
@@ -85,12 +86,13 @@ def tokenize_prompt_and_output(prompt_strs, output_strs, tokenizer):
     return result
 
 
-def _tokenized(prompts, outputs, tokenizer, mask, special=False, joined=False, left=False):
+def _tokenized(prompts, outputs, tokenizer, mask, special=False, joined=False, left=False, pad=None):
     """A tokenisation with one thing wrong; mask(n_prompt, n_row, labels, pad) gives the (T,) bool mask of a row."""
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    if pad is None:
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     pairs = [(tokenizer.encode(p, special), tokenizer.encode(o, special)) for p, o in zip(prompts, outputs)]
     if joined:
-        whole = [tokenizer.encode(f"{p} {o}", special) for p, o in zip(prompts, outputs)]
+        whole = [tokenizer.encode(p + o, special) for p, o in zip(prompts, outputs)]
         pairs = [(ids[:len(p)], ids[len(p):]) for (p, _), ids in zip(pairs, whole)]
     longest = max(len(p) + len(o) for p, o in pairs)
     ids, masks = [], []
@@ -120,10 +122,36 @@ def mask_is_label_not_pad(prompts, outputs, tokenizer):
     return _tokenized(prompts, outputs, tokenizer, lambda n_prompt, n_row, labels, pad: labels != pad)
 
 
+@tokenize_prompt_and_output.mistake("the mask is `labels != pad` with end-of-text as pad: the prompt is trained on, and "
+                                    "the response's own end is not")
+def mask_is_label_not_eos(prompts, outputs, tokenizer):
+    return _tokenized(prompts, outputs, tokenizer, lambda n_prompt, n_row, labels, pad: labels != pad,
+                      pad=tokenizer.eos_token_id)
+
+
+@tokenize_prompt_and_output.mistake("the mask is `labels != 0`: the prompt's tokens are trained on, too")
+def mask_is_label_not_0(prompts, outputs, tokenizer):
+    return _tokenized(prompts, outputs, tokenizer, lambda n_prompt, n_row, labels, pad: labels != pad, pad=0)
+
+
 @tokenize_prompt_and_output.mistake("padding is told by its id: if pad is end-of-text, the response loses its own end")
 def mask_drops_pad_id(prompts, outputs, tokenizer):
     return _tokenized(prompts, outputs, tokenizer,
                       lambda n_prompt, n_row, labels, pad: _right_mask(n_prompt, 99, labels, pad) & (labels != pad))
+
+
+@tokenize_prompt_and_output.mistake("padding is told by the end-of-text id, and every response loses its own end")
+def mask_drops_eos_id(prompts, outputs, tokenizer):
+    return _tokenized(prompts, outputs, tokenizer, pad=tokenizer.eos_token_id,
+                      mask=lambda n_prompt, _, labels, pad: _right_mask(n_prompt, 99, labels, pad) & (labels != pad))
+
+
+@tokenize_prompt_and_output.mistake("labels are padded with -100, which is no token id; the mask says what counts")
+def labels_of_minus_100(prompts, outputs, tokenizer):
+    result = _tokenized(prompts, outputs, tokenizer, _right_mask)
+    for row, (prompt, output) in enumerate(zip(prompts, outputs)):
+        result["labels"][row, len(tokenizer.encode(prompt, False)) + len(tokenizer.encode(output, False)) - 1:] = -100
+    return result
 
 
 @tokenize_prompt_and_output.mistake("the mask starts one label early and takes the prompt's last token")
@@ -153,6 +181,11 @@ def special_tokens_on(prompts, outputs, tokenizer):
 @tokenize_prompt_and_output.mistake("prompt and output are tokenised as one text, and words merge across the boundary")
 def tokenised_together(prompts, outputs, tokenizer):
     return _tokenized(prompts, outputs, tokenizer, _right_mask, joined=True)
+
+
+@tokenize_prompt_and_output.mistake("prompt and output are tokenised as one text, which also gets a <bos> in front")
+def tokenised_together_with_bos(prompts, outputs, tokenizer):
+    return _tokenized(prompts, outputs, tokenizer, _right_mask, special=True, joined=True)
 
 
 @tokenize_prompt_and_output.mistake("padding is on the left")

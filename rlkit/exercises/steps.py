@@ -137,13 +137,13 @@ def _parts(loss, mask, k, normalization, constant):
 
 microbatch_losses.mistake("the microbatch means are not scaled down: k times the gradient", "not_scaled")(
     lambda x, m, k, norm, z: [value for value, _, _ in _parts(x, m, k, norm, z)])
-microbatch_losses.mistake("everything is divided by the number of microbatches, the constant's losses too",
+microbatch_losses.mistake("everything is divided by the number of microbatches, even losses already over the constant",
                           "always_over_k")(
     lambda x, m, k, norm, z: [value / len(_split(x, k)) for value, _, _ in _parts(x, m, k, norm, z)])
-microbatch_losses.mistake("means are divided by the number of microbatches, whose sizes differ", "over_k")(
+microbatch_losses.mistake("the means are divided by the number of microbatches, as if all had as many rows", "over_k")(
     lambda x, m, k, norm, z: [value / (len(_split(x, k)) if norm == "sequence" else 1)
                               for value, _, _ in _parts(x, m, k, norm, z)])
-microbatch_losses.mistake("means are divided by the requested number of microbatches, though fewer were made",
+microbatch_losses.mistake("the means are divided by n_microbatches: the parts differ in size, or are fewer than that",
                           "over_requested_k")(
     lambda x, m, k, norm, z: [value / (k if norm == "sequence" else 1) for value, _, _ in _parts(x, m, k, norm, z)])
 microbatch_losses.mistake("each microbatch takes its own mean over tokens", "microbatch_token_mean")(
@@ -203,7 +203,7 @@ pruned_loss.mistake("the divisor shrinks with the rows: the pruned run has a lar
 pruned_loss.mistake("nothing is pruned", "prunes_nothing")(lambda a, score: _mean_of(range(len(a)), score, len(a)))
 pruned_loss.mistake("negative advantages are thrown away, too", "keeps_positive")(
     lambda a, score: _mean_of((a > 0).nonzero().flatten(), score, len(a)))
-pruned_loss.mistake("the mean of no rows is nan", "mean_of_nothing")(
+pruned_loss.mistake("the kept rows are averaged: too large a step, and nan if no row is kept", "mean_of_nothing")(
     lambda a, score: torch.stack([score(i) for i in (a != 0).nonzero().flatten()]).mean()
     if (a != 0).any() else tensor(math.nan))
 pruned_loss.mistake("small advantages are taken for zero", "prunes_small")(
@@ -213,7 +213,7 @@ pruned_loss.mistake("small advantages are taken for zero", "prunes_small")(
 @exercise(
     title="One permutation for everything", difficulty=1, minutes=5, problem="grpo_train_step_off_policy",
     notebook="06",
-    reveals="rlkit.grpo:select_rows", axes=("row", "token"),
+    reveals="rlkit.grpo:select_rows", axes=("result", "row", "token"),
     solution=lambda rows, advantages, old, new: (advantages[rows], (new[rows] - old[rows]).exp()),
     cases=lambda: [("rows 1 and 3 of 4", ([1, 3], tensor([0.0, 1.0, 0.0, -1.0]),
                                           tensor([[-1.0], [-2.0], [-3.0], [-4.0]]),
