@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rlkit.algorithms import get_algorithm
 from rlkit.prompts import load_prompt
+from rlkit.samplers.weight_sync import WAYS
 
 # ranges: what the error says, and the test
 _POSITIVE = ("a number > 0", lambda v: v > 0)
@@ -49,6 +50,9 @@ class Config:
     n_val_final: int | None = _field(512, "validation problems of the last evaluation; None is n_val", _COUNT)
     sampler: str = _field("transformers", "who generates: transformers (in process) or vllm (a server)",
                           choices=("transformers", "vllm"))
+    weight_sync: str = _field("auto", "how vLLM gets new weights: shm (a file in memory), nccl (two GPUs), ipc (one "
+                              "GPU), gloo (nccl's dialogue on a CPU); auto is nccl where it can be, else shm",
+                              choices=WAYS)
     n_steps: int = _field(60, "rollout batches to sample and learn from", _COUNT)
     rollout_batch_size: int = _field(128, "responses sampled a step, group_size for each prompt", _AT_LEAST_1)
     group_size: int = _field(8, "responses per prompt", _AT_LEAST_1)
@@ -91,6 +95,7 @@ class Config:
     resume: bool = _field(False, "go on with the run in run_dir from its last checkpoint")
     sink: str = _field("none", "also log to wandb, tensorboard or trackio",
                        choices=("none", "wandb", "tensorboard", "trackio"))
+    check_memory: bool = _field(True, "stop before loading if the estimated peak memory is more than is free")
     dry_run: bool = _field(False, "check everything, print the plan and stop")
 
     def __post_init__(self):
@@ -286,6 +291,9 @@ def _check_together(config: Config, algorithm) -> list[str]:
     if config.autocast and config.dtype != "float32":
         errors.append(f"autocast: got True with dtype {config.dtype}, expected dtype float32 (bfloat16 weights need "
                       "no autocast)")
+    if config.weight_sync != "auto" and config.sampler != "vllm":
+        errors.append(f"weight_sync: got {config.weight_sync!r} with sampler {config.sampler!r}, which samples from the "
+                      "policy's own weights; expected auto, or sampler vllm")
     if config.resume and config.run_dir is None:
         errors.append("run_dir: got None with resume=True, expected the folder of the run to go on with")
     for name in ("model", "dataset"):

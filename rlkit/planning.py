@@ -18,12 +18,14 @@ from rlkit.log_probs import CHUNK_ELEMENTS
 from rlkit.models import check_device, choose_attention, model_location
 from rlkit.problems import load_problems
 from rlkit.prompts import load_prompt
-from rlkit.samplers.vllm_server import ONE_GPU_SHARE
+from rlkit.samplers.vllm_server import ONE_GPU_SHARE, place, vllm_importable
+from rlkit.samplers.weight_sync import choose_way
 from rlkit.sinks import check_sink
 
 # effective floating-point operations per second that the time estimate assumes, small matrices and overheads included
 FLOPS = {"cpu": 3e10, "mps": 2e12, "cuda": 5e13}
 GB = 1e9
+VLLM_CPU_BYTES = 4e9            # vLLM's processes (measured: 2.9 GB) and its cache (1 GiB) on a CPU
 
 
 def plan(config, *, algorithm=None) -> dict:
@@ -53,12 +55,16 @@ def plan(config, *, algorithm=None) -> dict:
     lines.append(f"device {device}{_device_name(device)}, {config.dtype}"
                  f"{' with bfloat16 autocast' if config.autocast else ''}, attention {attention}"
                  f"{f' ({reason})' if reason else ''}, {config.threads} CPU thread(s)")
-    versions = [f"{name} {version(name)}" for name in ("torch", "transformers")]
+    versions, install = [f"{name} {version(name)}" for name in ("torch", "transformers")], None
     if config.sampler == "vllm":
+        known = len(errors)
         install = attempt(find_vllm)
-        if install is None:
+        if install is None and len(errors) == known:
             errors.append(f"sampler: {vllm_missing()}")
-        else:
+        elif install is not None:
+            where, reason = server_outlook(config, install, device)
+            lines.append(where)
+            warnings += [f"weight_sync: shm in place of {config.weight_sync} ({reason})"] if reason else []
             versions.append(f"{install.package} {install.version}{'' if install.here else f' in {install.python}'}")
     lines.append("versions: " + ", ".join(versions))
     attempt(check_sink, config.sink)
@@ -85,15 +91,14 @@ def plan(config, *, algorithm=None) -> dict:
         if longest > architecture["positions"]:
             errors.append(f"max_tokens: the longest prompt and response together are {longest} tokens, the model "
                           f"holds {architecture['positions']}")
-        memory = memory_estimate(config, architecture, lengths, device)
+        memory = memory_estimate(config, architecture, lengths, device, install)
         total, free = memory_peak(memory), result["memory_free"]
         result |= {"memory": memory, "memory_total": total, "parameters": architecture["parameters"]}
         lines.append(f"model {config.model}: {architecture['parameters'] / 1e6:,.1f} M parameters; memory about "
                      f"{_size(total)} on {device}, {_size(free)} free: "
                      + ", ".join(f"{name} {_size(value)}" for name, value in memory.items()))
         if total > free:
-            errors.append(f"memory: needs about {_size(total)} on {device}, {_size(free)} free: try "
-                          + advice(config, device))
+            (errors if config.check_memory else warnings).append(too_little(config, device, total, free))
         result["disk"] = disk_estimate(config, architecture)
         result["tokens"] = token_estimate(config, lengths)
         result["seconds"] = time_estimate(config, architecture, lengths, device)
@@ -109,7 +114,7 @@ def plan(config, *, algorithm=None) -> dict:
         errors.append(f"run_dir: needs about {_size(result['disk'])} in {folder}, {_size(disk_free)} free: try another "
                       "run_dir, or checkpoint_every=0")
     lines += [f"warning: {line}" for line in warnings] + [f"error: {line}" for line in errors]
-    lines.append("dry run: " + ("nothing stands in the way" if not errors else f"{len(errors)} problem(s), see above"))
+    lines.append("plan: " + ("nothing stands in the way" if not errors else f"{len(errors)} problem(s), see above"))
     return result | {"ok": not errors, "errors": errors, "warnings": warnings, "text": "\n".join(lines)}
 
 
@@ -118,10 +123,22 @@ def check_memory(config, problems, prompt) -> None:
     location, device = model_location(config.model), check_device(config.device)
     tokenizer, shape = _open_model(config.model, location)
     lengths = prompt_lengths(tokenizer, sorted(problems, key=lambda p: len(p.question))[-64:], prompt)
-    total, free = memory_peak(memory_estimate(config, shape, lengths, device)), free_memory(device)
+    install = find_vllm() if config.sampler == "vllm" else None
+    total, free = memory_peak(memory_estimate(config, shape, lengths, device, install)), free_memory(device)
     if total > free:
-        raise ValueError(f"memory: needs about {_size(total)} on {device}, {_size(free)} free: try "
-                         + advice(config, device))
+        raise ValueError(too_little(config, device, total, free))
+
+
+def server_outlook(config, install, device) -> tuple[str, str]:
+    """(where vLLM will run and how it gets the weights, why that is not the way that was wanted or "")."""
+    gpu, shared = place(device)
+    way, reason = choose_way(config.weight_sync, server_on_cpu=install.on_cpu, server_gpu=gpu,
+                             policy_gpu=(device.index or 0) if device.type == "cuda" else None,
+                             vllm_importable=vllm_importable())
+    where = "the CPU" if install.on_cpu else f"GPU {gpu}"
+    if shared and not install.on_cpu:
+        where += f", the policy's own: {ONE_GPU_SHARE:.0%} of its memory, freed while the policy trains"
+    return f"vLLM on {where}; weights by {way}", reason
 
 
 def prompt_lengths(tokenizer, problems, prompt) -> dict:
@@ -161,7 +178,7 @@ def shape_of(model) -> dict:
             "positions": getattr(config, "max_position_embeddings", None) or 10 ** 9}
 
 
-def memory_estimate(config, shape: dict, lengths: dict, device) -> dict:
+def memory_estimate(config, shape: dict, lengths: dict, device, vllm=None) -> dict:
     """Bytes on the trainer's device, by part.
 
     weights, gradients, optimizer: 1, 1 and 2 numbers per parameter in the weights' type (AdamW keeps two moments).
@@ -169,7 +186,9 @@ def memory_estimate(config, shape: dict, lengths: dict, device) -> dict:
     layer (attention without its score matrix; with autocast in bfloat16, plus a copy of the weights in it).
     logits: one chunk of positions in float32, with its gradient and softmax.
     cache: keys and values of the rollout batch, while sampling in process (up to 512 rows at once).
-    vllm: the server's share while it samples, if it must live on the same GPU (it sleeps while the policy trains).
+    vllm: the server's share while it samples, where it lives on the policy's GPU (it sleeps while the policy trains).
+    server: its processes, cache and weights and the file they come by, where both live on the CPU.
+    The last two ask which vLLM there is: ``vllm``, a `VLLMInstall` or None.
 
     An upper bound: prompts that a microbatch's rows share are counted once per row, and scored once per prompt.
     """
@@ -188,7 +207,9 @@ def memory_estimate(config, shape: dict, lengths: dict, device) -> dict:
         own = min(512, config.rollout_batch_size) * config.max_tokens
         prompts = min(512, config.n_prompts) * lengths["longest"]
         memory["cache"] = int(1.5 * (own + prompts) * shape["layers"] * shape["kv_width"] * size)
-    elif device.type == "cuda" and torch.cuda.device_count() == 1:
+    elif vllm is not None and vllm.on_cpu and device.type == "cpu":
+        memory["server"] = int(VLLM_CPU_BYTES + parameters * (compute + 2 * size))     # two files while one is replaced
+    elif vllm is not None and not vllm.on_cpu and place(device)[1]:
         memory["vllm"] = int(ONE_GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
     return memory
 
@@ -196,7 +217,8 @@ def memory_estimate(config, shape: dict, lengths: dict, device) -> dict:
 def memory_peak(memory: dict) -> int:
     """Training and sampling take turns: the larger of the two, on top of what stays."""
     training = memory["gradients"] + memory["activations"] + memory["logits"]
-    return memory["weights"] + memory["optimizer"] + max(training, memory["cache"] + memory.get("vllm", 0))
+    return memory["weights"] + memory["optimizer"] + memory.get("server", 0) + \
+        max(training, memory["cache"] + memory.get("vllm", 0))
 
 
 def free_memory(device) -> int:
@@ -215,6 +237,12 @@ def _cgroup_free() -> int:
     except (OSError, ValueError):
         return 2 ** 62
     return 2 ** 62 if limit == "max" else max(0, int(limit) - used)
+
+
+def too_little(config, device, total: int, free: int) -> str:
+    """The message of a memory estimate that is above what is free."""
+    return (f"memory: needs about {_size(total)} on {device}, {_size(free)} free: try {advice(config, device)}"
+            + (", or check_memory=False: the estimate is an upper bound" if config.check_memory else ""))
 
 
 def advice(config, device) -> str:

@@ -67,7 +67,8 @@ PHASES = ("time_sample", "time_train", "time_eval", "time_sync")
 TIMES = (*PHASES, "time_cpu", "tokens_per_second")      # all that differs between two runs of one seed
 
 # what may differ when a run goes on; n_steps may grow
-_MAY_CHANGE = {"resume", "run_dir", "sink", "dry_run", "checkpoint_every", "n_steps", "device"}
+_MAY_CHANGE = {"resume", "run_dir", "sink", "dry_run", "checkpoint_every", "n_steps", "device", "weight_sync",
+               "check_memory"}
 
 
 # ---- reading

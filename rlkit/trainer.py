@@ -78,15 +78,15 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
             train_problems = load_problems(config.dataset, "train", config.n_train, seed=0)
             val_problems = load_problems(config.dataset, "validation", max(config.n_val, config.n_val_final), seed=0)
             if model is None:
-                check_memory(config, train_problems, prompt)
+                if config.check_memory:
+                    check_memory(config, train_problems, prompt)
                 model, tokenizer = load_model(config.model, config.dtype, config.device, config.attn_implementation)
             model.eval()
             optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay,
                                           betas=(config.adam_beta1, config.adam_beta2))
             done = folder.restore(model, optimizer)                      # -1: nothing yet, not even step 0
             if own_sampler:
-                options = {"dtype": "bfloat16"} if config.sampler == "vllm" and config.autocast else {}
-                sampler = make_sampler(config.sampler, model, tokenizer, **options)
+                sampler = make_sampler(config.sampler, model, tokenizer, **sampler_options(config))
             sink = open_sink(config.sink, folder.path, Run(folder.path).config)
             watch = Watch(print_line)
             steps = progress(range(done + 1, config.n_steps + 1), desc="train")
@@ -331,6 +331,13 @@ def limited_threads(n: int):
 
 
 # ---- small things
+
+def sampler_options(config) -> dict:
+    """What ``make_sampler`` is told beyond the model: vLLM computes in the precision that the train step computes in."""
+    if config.sampler != "vllm":
+        return {}
+    return {"weight_sync": config.weight_sync, "dtype": "bfloat16" if config.autocast else None}
+
 
 def autocast_dtype(config) -> torch.dtype | None:
     return torch.bfloat16 if config.autocast else None

@@ -58,7 +58,7 @@ REFUSED = [("1e-5 ", "lr", "is not a number"), (" 1e-5", "lr", "is not a number"
            (7, "model", "expected text"),
            (-1e-5, "lr", ">= 0"), (0, "group_size", ">= 1"), (1.0, "adam_beta1", "up to but not including 1"),
            ("vlm", "sampler", "did you mean 'vllm'"), ("drgpo", "algo", "did you mean 'drgrpo'"),
-           ("olm", "preset", "did you mean 'olmo'"), ("r1_zeros", "prompt", "did you mean 'r1_zero'"),
+           ("ncl", "weight_sync", "did you mean 'nccl'"), ("olm", "preset", "did you mean 'olmo'"), ("r1_zeros", "prompt", "did you mean 'r1_zero'"),
            ("/nowhere/p.txt", "prompt", "text file"), ("./nowhere", "model", "no folder"),
            ("float16", "dtype", "expected one of"), ("cuda:x", "device", "cuda:0"),
            (0.0, "temperature", "> 0"), ("  ", "model", "empty text")]
@@ -87,7 +87,8 @@ def test_none_only_where_it_means_something():
 
 
 # rows / group, rows / train batch, train batch / accumulation, prompts there at all
-TOGETHER = [(dict(rollout_batch_size=100), "rollout_batch_size: got 100, expected a multiple of group_size, 8"),
+TOGETHER = [(dict(weight_sync="nccl"), "weight_sync: got 'nccl' with sampler 'transformers'"),
+            (dict(rollout_batch_size=100), "rollout_batch_size: got 100, expected a multiple of group_size, 8"),
             (dict(train_batch_size=48), "train_batch_size: got 48, expected a divisor of rollout_batch_size, 128"),
             (dict(train_batch_size=256), "train_batch_size: got 256"),
             (dict(gradient_accumulation_steps=3), "gradient_accumulation_steps: got 3, expected a divisor"),

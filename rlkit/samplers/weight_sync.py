@@ -99,15 +99,22 @@ class BroadcastSync:
             "names": [name for name, _ in tensors],
             "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors],
             "shapes": [list(tensor.shape) for _, tensor in tensors]}})
-        with _current(self.device):
-            for _, tensor in tensors:
-                receiving.check()
-                self.broadcast(tensor.contiguous())
+        try:
+            with _current(self.device):
+                for _, tensor in tensors:
+                    receiving.check()
+                    self.broadcast(tensor.contiguous())
+        except RuntimeError:                      # of the transport, which knows the other side only by its silence
+            receiving.check(patience=5)           # the request says what became of the server
+            raise
         receiving.result()
         self.server.post("finish_weight_update")
 
     def close(self) -> None:
-        self.broadcast = None
+        """Leave the group, also when the other side is gone and a broadcast waits for it."""
+        leave, self.broadcast = getattr(self.broadcast, "leave", None), None
+        if leave is not None:
+            leave()
 
 
 class IPCSync:
@@ -120,11 +127,13 @@ class IPCSync:
         from vllm.distributed.weight_transfer import (HTTPVLLMWeightSyncClient, ModuleSource,
                                                       WeightTransferTrainerFactory)
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+        client = HTTPVLLMWeightSyncClient(self.server.url)
+        client._post = self.server.post             # no proxy in between, the server's own words, ServerDied
         with _current(self.device):
             if self.model is not model:
                 self.engine = WeightTransferTrainerFactory.trainer_init(
                     IPCTrainerInitInfo(packed=True, packed_buffer_size_bytes=256 * 2 ** 20, rank=0),
-                    client=HTTPVLLMWeightSyncClient(self.server.url, timeout=PATIENCE), source=ModuleSource(model))
+                    client=client, source=ModuleSource(getattr(model, "_orig_mod", model)))
                 self.model = model
             self.engine.send_weights()
 
@@ -153,7 +162,11 @@ def _nccl(address: dict):
     import torch
     from vllm.distributed.weight_transfer.nccl_common import trainer_init
     group = trainer_init(address)
-    return lambda tensor: group.broadcast(tensor, src=0, stream=torch.cuda.current_stream())
+
+    def broadcast(tensor):
+        group.broadcast(tensor, src=0, stream=torch.cuda.current_stream())
+    broadcast.leave = group.destroy                # aborts what waits for a peer that is gone
+    return broadcast
 
 
 def _gloo(address: dict):
@@ -179,13 +192,14 @@ class _Request:
         except Exception as error:
             self.error = error
 
-    def check(self) -> None:
+    def check(self, patience: float = 0) -> None:
+        """Raise what the request raised, if it has within ``patience`` seconds."""
+        self.thread.join(patience)
         if self.error is not None:
             raise self.error
 
     def result(self) -> None:
-        self.thread.join(PATIENCE)
-        self.check()
+        self.check(PATIENCE)
         if self.thread.is_alive():
             raise RuntimeError(f"weight sync: the server did not answer within {PATIENCE} s")
 
