@@ -123,7 +123,12 @@ _NOT_UNITS = {*_SMALL, *_TENS, *_FRACTIONAL.split()} | set(  # with one of these
     "unsure unknown uncertain cannot might could may hopefully likely ish odd below above negative mil bil grand "
     "estimate about approx approximately roughly is was are were equals equal pi sqrt log ln sin cos tan exp inf nan "
     "infinity none true while for between st nd rd th xy yz xz xyz versus vs import lambda short shy through until "
-    "unless except instead rather because since".split())
+    "unless except instead rather because since that it".split())
+_RETRACTED = set(  # as the last word it speaks of the answer: '72 estimated', '72 invalid' (but '72 invalid votes')
+    "estimated est approximated rounded guessed assumed supposedly allegedly presumably hypothetically tentative "
+    "tentatively conjecture unverified unconfirmed doubtful dubious questionable debatable disputed untrue refuted "
+    "retracted invalid void error typo mistake undo scratch disregard nevermind mind oops sorry hmm nope nah kidding "
+    "jk max maximum minimum tops most least".split())
 
 
 def read_quantity(text):
@@ -200,7 +205,7 @@ def _is_unit(tail):
             if unit["power"] and unit["power"].isdigit() and unit["power"] in "23" and lower not in _LENGTHS:
                 return False  # m2 is a unit, men2 is not
         position = unit.end()
-    return words <= 4 and marks <= 3 and last not in ("a", "an", "per", "/")
+    return words <= 4 and marks <= 3 and last not in ("a", "an", "per", "/") and last.lower() not in _RETRACTED
 
 
 # ------------------------------------------------------------------------------------------------- sentences
@@ -216,7 +221,9 @@ _MARKDOWN = re.compile(r"\*\*(?!\d)|(?<![\d)])\*\*|(?<![\s\d)])\*(?!\S)|(?<!\S)\
 DOUBT = re.compile(_any(
     r"maybe, perhaps, possibly, probably, presumably, guess\w*, unsure, uncertain, not sure, no idea, might, could be, "
     r"may be, either, wrong, incorrect, false, mistaken?, cannot, can't, don't know, do not know, unknown, unclear, "
-    r"impossible, undetermined, hopefully, likely, unlikely, not certain, wait, scratch that, "
+    r"impossible, undetermined, hopefully, likely, unlikely, not certain, wait, oops, nope, nah, never ?mind, "
+    r"(?<!without )(?<!without a )(?<!beyond )(?<!beyond a )doubt(?:s|ed|ful)?, disagree, deny, refuted?, retract\w*, "
+    r"(?:scratch|strike|ignore|disregard|forget) (?:that|this|it), take (?:that|this|it) back, "
     r"lambda, import, echo, print, eval, exec, def, log, ln, sqrt, sin, cos, tan, exp, mod, abs")
     + r"|\b(?:user|assistant|human)\s*:", re.I)
 # an equation that is still to be solved: 2x = 15, x + 3 = 15, 15 + y
@@ -224,7 +231,8 @@ _UNSOLVED = re.compile(r"(?<![A-Za-z])(?:\d\s?[b-zB-Z]\s?[-+=](?![A-Za-z])|[b-zB
                        r"|[\d)]\s?[-+*^]\s?[b-zB-Z](?![A-Za-z]))")
 # in the sentence that states the answer: it is denied, conditional or one of several
 _NOT = re.compile(_any("not, never, no, none, neither, nor, or, if, unless, else, otherwise, except, excluding, "
-                       "instead, rather, versus, vs, between, assuming, suppose") + r"|n't\b", re.I)
+                       "instead, rather, versus, vs, between, assuming, suppose, (?:is|was|are|does|do|did|wo|ca|ai)nt")
+                  + r"|n't\b", re.I)
 # next to a number: it is a bound or the start of a longer term, not the value
 _BOUND = re.compile(
     _any("than, at least, at most, up to, almost, nearly, over, under, above, below, within, beyond, exceeds?, "
@@ -232,8 +240,15 @@ _BOUND = re.compile(
          "third of, quarter of, twice, double, triple, root of, square of, inverse of, opposite of", after=_DIGIT) + "|"
     + _any("squared, cubed, factorial, remainder, modulo, plus, minus, pi, doubled, halved, ish, odd, below, mil, bil, "
            "grand, " + _FRACTIONAL.replace(" ", ", "), before=r"\d[\s-]*") + rf"|\d\s*\+\s*(?![\s(\d{_MONEY}.-])", re.I)
+# in the part that states the answer, right beside the number: it is denied, taken back or a function's argument
+_GOVERNED = re.compile(
+    _any("hardly, barely, scarcely, supposedly, allegedly, hypothetically, far from, nowhere near, shy of, "
+         "anything but, all but, besides, without, lacking, apart from, aside from, opposed to, reject, refuse, "
+         "ignore, disregard, discard, question, root, reciprocal of, negation of, negative of, factorial of", after=_DIGIT)
+    + "|" + _any(", ".join(sorted(_RETRACTED)), before=r"\d\W{0,3}(?:(?:an?|my|in|at)\s)?", after=r"\b(?!\s+[^\W\d])"), re.I)
 # what sentences do not hold: brackets, inequalities, code, LaTeX left over, direction overrides, factorials, '15...'
-_FOREIGN = re.compile(r"[<>\[\]{}|\\@_\u00b1\u2030\u2260\u2264\u2265\u221e\u202a-\u202e\u2066-\u2069]|[A-Za-z]\(|\$\("
+_FOREIGN = re.compile(r"[<>\[\]{}|\\@_\u00b1\u2030\u2200-\u220d\u220f-\u2233\u2236-\u2247\u2249-\u22ff\u2308-\u230b"
+                      r"\u202a-\u202e\u2066-\u2069]|[A-Za-z]\(|\$\("  # all of mathematics but therefore, qed, about
                       r"|!=|/=|\d(?:!|\.\.|\s?\u2026|\.[A-Za-z_])|\d\s*-\W*$")
 _ANSWER = re.compile(r"\b(?:answers?|result|solution)\b|####", re.I)
 _HENCE = re.compile(_any("so, thus, therefore, hence, altogether, in all, totals?, totaling, equals?, comes? to, "
@@ -241,6 +256,7 @@ _HENCE = re.compile(_any("so, thus, therefore, hence, altogether, in all, totals
 _UNIT_POWER = re.compile(rf"(\d\s?(?:{'|'.join(_LENGTHS)})|/\s?s)(?:\s?\^\s?\{{?[23]\}}?|[23\u00b2\u00b3])(?!\d)")
 _TERM = rf"(?:[{_MONEY}]\s?)?{_NUMBER}"
 _SUM = rf"(?<![\w.,:/^'\u00a0]){_TERM}(?:\s*(?:\*\*|[-+*/^x\u00f7])\s*-?{_TERM})+{_END}"
+_ROOT = re.compile(rf"(?<![\w.)])(?<![\d.)]\s)\u221a\s?({_NUMBER}|\([^()]{{1,80}}\))")
 _SUM_IS, _SUM = re.compile(rf"({_SUM})\s+(?:is|makes|gives)\s+"), re.compile(_SUM)
 _ONE_OF_MANY = re.compile(rf"(?<![\w.,:/^'\u00a0-]){_QUANTITY}")
 _NUMBER_WORDS = re.compile(
@@ -263,6 +279,7 @@ def read_sentence(text):
         return exact
     text = re.sub(r"=+>|-+>|[\u2192\u21d2\u2248]|(?<!\S)~(?=\s?\S)(?!~)", "=", text)
     text = text.rstrip("! ") if re.search("[A-Za-z]", text) else text  # 'It is 15!' is glad, '15!' a factorial
+    text = _ROOT.sub(lambda m: m[0] if (v := read_expression(f"sqrt({m[1]})")) is None else str(v), text)
     text = _UNIT_POWER.sub(r"\1", text)
     if any(sign.search(text) for sign in (_FOREIGN, DOUBT, _UNSOLVED)) or "?" in re.split(r"\d", text)[-1]:
         return None
@@ -275,7 +292,7 @@ def read_sentence(text):
         return None
     sentence = max(text.rfind(stop, 0, start) for stop in (". ", "! ", "? ", "; ")) + 1
     sentence = text[sentence:start] + stated
-    if _NOT.search(sentence) or _BOUND.search(sentence):
+    if _NOT.search(sentence) or _BOUND.search(sentence) or _GOVERNED.search(stated):
         return None
     return _agreed(stated)
 
