@@ -244,8 +244,9 @@ _BOUND = re.compile(
 _GOVERNED = re.compile(
     _any("hardly, barely, scarcely, supposedly, allegedly, hypothetically, far from, nowhere near, shy of, "
          "anything but, all but, besides, without, lacking, apart from, aside from, opposed to, reject, refuse, "
-         "ignore, disregard, discard, question, root, reciprocal of, negation of, negative of, factorial of", after=_DIGIT)
-    + "|" + _any(", ".join(sorted(_RETRACTED)), before=r"\d\W{0,3}(?:(?:an?|my|in|at)\s)?", after=r"\b(?!\s+[^\W\d])"), re.I)
+         "ignore, disregard, discard, question, root, reciprocal of, negation of, negative of, factorial of",
+         after=_DIGIT) + "|"
+    + _any(", ".join(sorted(_RETRACTED)), before=r"\d\W{0,3}(?:(?:an?|my|in|at)\s)?", after=r"\b(?!\s+[^\W\d])"), re.I)
 # what sentences do not hold: brackets, inequalities, code, LaTeX left over, direction overrides, factorials, '15...'
 _FOREIGN = re.compile(r"[<>\[\]{}|\\@_\u00b1\u2030\u2200-\u220d\u220f-\u2233\u2236-\u2247\u2249-\u22ff\u2308-\u230b"
                       r"\u202a-\u202e\u2066-\u2069]|[A-Za-z]\(|\$\("  # all of mathematics but therefore, qed, about
