@@ -12,9 +12,9 @@ import os
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 
 from rlkit.algorithms import get_algorithm
+from rlkit.checks import missing_folder, number, shown, unusable_folder, unusable_path
 from rlkit.prompts import load_prompt
 from rlkit.samplers.weight_sync import WAYS
 
@@ -169,10 +169,10 @@ OFF_POLICY_TRAIN_ROWS = 8
 
 def _from_preset(cls, name: str, **overrides) -> Config:
     """``Config.preset("olmo", lr=3e-6)``: the preset's values with some of them replaced."""
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         close = get_close_matches(str(name), PRESETS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"preset: got {name!r}, expected one of {', '.join(PRESETS)}{hint}")
+        raise ValueError(f"preset: got {shown(name)}, expected one of {', '.join(PRESETS)}{hint}")
     unknown = [n for n in overrides if n not in cls.__dataclass_fields__]
     if unknown:
         close = get_close_matches(unknown[0], cls.__dataclass_fields__, n=1)
@@ -222,18 +222,18 @@ def _coerce(field, value):
         if isinstance(value, os.PathLike):
             return os.fspath(value)
         if not isinstance(value, str):
-            raise ValueError(f"{field.name}: {value!r} is a {type(value).__name__}, expected text (papermill's -r "
+            raise ValueError(f"{field.name}: {shown(value)} is a {type(value).__name__}, expected text (papermill's -r "
                              "passes a value as text)")
         return value
     if kind == "bool" and value.lower() in _WORDS:
         return _WORDS[value.lower()]
     if kind in ("int", "float") and _NUMBER.fullmatch(value):
-        number = float(value)
+        read = float(value)
         if kind == "float":
-            return number
-        if number.is_integer():
-            return int(value) if value.lstrip("+-").isdigit() else int(number)
-    raise ValueError(f"{field.name}: {value!r} is not {_EXPECTED[kind]}")
+            return read
+        if read.is_integer():
+            return int(value) if value.lstrip("+-").isdigit() else int(read)
+    raise ValueError(f"{field.name}: {shown(value)} is not {_EXPECTED[kind]}")
 
 
 def _check_field(config: Config, field) -> list[str]:
@@ -245,17 +245,21 @@ def _check_field(config: Config, field) -> list[str]:
         return [] if optional else [f"{name}: got None, expected {expected}"]
     types = {"int": int, "float": (int, float), "bool": bool, "str": str}[kind]
     if not isinstance(value, types) or (isinstance(value, bool) and kind != "bool"):
-        return [f"{name}: {value!r} is not {_EXPECTED[kind]}"]
-    if kind == "float" and not math.isfinite(value):
-        return [f"{name}: got {value!r}, expected {expected}"]
+        return [f"{name}: {shown(value)} is not {_EXPECTED[kind]}"]
+    if kind == "float" and not math.isfinite(number(value)):
+        return [f"{name}: got {shown(value)}, expected {expected}"]
+    if kind == "int" and abs(value) >= 2 ** 63:
+        return [f"{name}: got {shown(value)}, expected {expected} and below 2**63"]
+    if kind == "str" and (why := unusable_path(value)):
+        return [f"{name}: got {shown(value)}, expected {expected} that names something ({why})"]
     if choices and value not in choices:
         close = get_close_matches(value, choices, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        return [f"{name}: got {value!r}, expected one of {', '.join(choices)}{hint}"]
+        return [f"{name}: got {shown(value)}, expected one of {', '.join(choices)}{hint}"]
     if kind == "str" and not value.strip():
         return [f"{name}: got an empty text, expected {expected}"]
     if check and not check[1](value):
-        return [f"{name}: got {value!r}, expected {expected}"]
+        return [f"{name}: got {shown(value)}, expected {expected}"]
     return []
 
 
@@ -298,8 +302,10 @@ def _check_together(config: Config, algorithm) -> list[str]:
         errors.append("run_dir: got None with resume=True, expected the folder of the run to go on with")
     for name in ("model", "dataset"):
         value = getattr(config, name)
-        if value.startswith(("/", ".", "~")) and not Path(value).expanduser().is_dir():
-            errors.append(f"{name}: no folder {value!r}; expected 'laptop', a hub id or a folder")
+        if value != "laptop" and missing_folder(value):
+            errors.append(f"{name}: no folder {shown(value)}; expected 'laptop', a hub id or a folder")
+    if config.run_dir is not None and (why := unusable_folder(config.run_dir)):
+        errors.append(f"run_dir: got {shown(config.run_dir)}, expected a folder to write to ({why})")
     try:
         load_prompt(config.prompt)
     except ValueError as error:

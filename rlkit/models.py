@@ -1,6 +1,7 @@
 """Any Hugging Face causal language model with its tokenizer, ready to be sampled from and trained."""
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
+
+from rlkit.checks import missing_folder, shown, unusable_path
 
 
 def load_model(name_or_path: str = "laptop", dtype: str = "float32", device: str | None = None,
@@ -36,10 +39,10 @@ def load_model(name_or_path: str = "laptop", dtype: str = "float32", device: str
         tokenizer = AutoTokenizer.from_pretrained(path)
         with no_progress_bars():
             model = AutoModelForCausalLM.from_pretrained(path, dtype=torch_dtype, attn_implementation=attention)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a reader of weights, configs and tokenizers has too many kinds of error to list
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"model: could not load {str(name_or_path)!r} ({first_line}); expected 'laptop', a folder "
-                         "or the hub id of a causal language model") from error
+        raise ValueError(f"model: could not load {shown(str(name_or_path))} ({first_line}); expected 'laptop', a "
+                         "folder or the hub id of a causal language model") from error
     prepare_tokenizer(tokenizer)
     return model.to(device).eval(), tokenizer
 
@@ -64,20 +67,24 @@ def no_progress_bars():
 
 
 def model_location(name_or_path: str | Path) -> str:
-    """What ``from_pretrained`` is given: a folder that is there, or a hub id."""
+    """What ``from_pretrained`` is given: a folder that is there, or a hub id. ValueError for what can be neither."""
+    if not isinstance(name_or_path, (str, Path)) or not str(name_or_path).strip():
+        raise ValueError(f"model: got {shown(name_or_path)}, expected 'laptop', a hub id or a folder")
+    if why := unusable_path(str(name_or_path)):
+        raise ValueError(f"model: got {shown(str(name_or_path))}, expected 'laptop', a hub id or a folder ({why})")
     if str(name_or_path) == "laptop":
         from rlkit.laptop import model_path
         return str(model_path())
-    path = Path(str(name_or_path)).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(name_or_path))
+    if os.path.isdir(path):
         if (path / "config.json").is_file() and (path / "metrics.jsonl").is_file():    # a run folder: its weights
             path = path / "model"
         if not (path / "config.json").is_file():
-            raise ValueError(f"model: {str(path)!r} has no config.json, so it is no model folder")
+            raise ValueError(f"model: {shown(str(path))} has no config.json, so it is no model folder")
         return str(path)
     text = str(name_or_path)
-    if text.startswith(("/", ".", "~")) or text.count("/") > 1:
-        raise ValueError(f"model: no folder {text!r}; expected 'laptop', a hub id or a folder")
+    if missing_folder(text):
+        raise ValueError(f"model: no folder {shown(text)}; expected 'laptop', a hub id or a folder")
     return text
 
 
@@ -87,8 +94,8 @@ def check_device(device: str | None) -> torch.device:
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"device: got {device!r}, expected 'cpu', 'cuda', 'cuda:0' or 'mps'") from error
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device: got {shown(device)}, expected 'cpu', 'cuda', 'cuda:0' or 'mps'") from error
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device: got {device!r}, but torch sees {torch.cuda.device_count()} CUDA device(s) here; "
                          "expected 'cpu' or one that is there")

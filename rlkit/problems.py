@@ -2,10 +2,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
+
+from rlkit.checks import missing_folder, shown, unusable_path
 
 LAPTOP_SIZES = {"train": 6400, "validation": 512}    # how many generated problems n=None stands for
 _GSM8K_SPLITS = {"train": "train", "validation": "test", "test": "test"}
@@ -42,18 +45,35 @@ def load_gsm8k(source: str | Path, split: str, n: int | None = None) -> list[Pro
     if split not in _GSM8K_SPLITS:
         raise ValueError(f"split: got {split!r}, expected 'train' or 'validation'")
     _check_n(n)
+    if not isinstance(source, (str, Path)):
+        raise ValueError(f"dataset: got {shown(source)}, expected 'laptop', a hub id or a folder")
     name = _GSM8K_SPLITS[split]
-    folder = Path(source)
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(source))
+    if os.path.isdir(folder):
         path = folder / f"{name}.jsonl"
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise ValueError(f"dataset: {folder} has no {path.name}; expected train.jsonl and test.jsonl in it")
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = _read_rows(path)
     else:
         rows = _rows_from_hub(str(source), name)
     if n is not None and n > len(rows):
         raise ValueError(f"n: got {n}, but {source} has {len(rows)} problems in {name!r}")
     return [_gsm8k_problem(row, f"{source} {name} row {i}") for i, row in enumerate(rows[:n])]
+
+
+def _read_rows(path: Path) -> list:
+    """The objects of a JSONL file. A line may hold any character but a line feed."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"dataset: {path} cannot be read as UTF-8 text ({error})") from error
+    rows = []
+    for i, line in enumerate(lines, 1):
+        try:
+            rows += [json.loads(line)] if line.strip() else []
+        except ValueError as error:
+            raise ValueError(f"dataset: {path}: line {i} is no JSON ({error})") from error
+    return rows
 
 
 def gsm8k_gold(worked_answer: str) -> str:
@@ -80,15 +100,20 @@ def _gsm8k_problem(row: dict, where: str) -> Problem:
 
 def _rows_from_hub(hub_id: str, name: str):
     owner, _, repo = hub_id.partition("/")
-    if not (owner and repo) or "/" in repo or owner in {".", "..", "~"}:
-        raise ValueError(f"dataset: got {hub_id!r}, expected 'laptop', a hub id like 'openai/gsm8k' or an existing "
-                         "folder")
+    if not (owner and repo) or missing_folder(hub_id) or unusable_path(hub_id):
+        raise ValueError(f"dataset: got {shown(hub_id)}, expected 'laptop', a hub id like 'openai/gsm8k' or an "
+                         "existing folder")
     try:
         from datasets import load_dataset
     except ImportError as error:
         raise ValueError(f"dataset: {hub_id!r} is no folder here, and reading it from the hub needs the `datasets` "
                          "package (pip install datasets)") from error
-    return list(load_dataset(hub_id, "main", split=name))
+    try:
+        return list(load_dataset(hub_id, "main", split=name))
+    except Exception as error:  # not there, no network, a broken file: every layer below has errors of its own
+        first_line = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ValueError(f"dataset: could not load {hub_id!r} ({first_line}); expected 'laptop', a folder or the "
+                         "hub id of GSM8K") from error
 
 
 # ---- the laptop's word problems ------------------------------------------------------------------------------------

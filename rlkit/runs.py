@@ -26,6 +26,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from rlkit.checks import shown
+
 METRICS = {
     "step": "updates of the policy so far, counted in rollout batches; row k is about rollout k and the update from it",
     "loss": "the surrogate whose gradient was followed; its value says little, and is about 0 on-policy at the start",
@@ -81,8 +83,8 @@ class Run:
 
     @property
     def config(self) -> dict:
-        """config.json: the fields by name, "algorithm" (a dict) and "provenance"."""
-        return json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+        """config.json: the fields by name, "algorithm" (a dict) and "provenance". ValueError for a broken file."""
+        return read_config(self.path / "config.json")
 
     @property
     def name(self) -> str:
@@ -91,7 +93,10 @@ class Run:
     @property
     def metrics(self) -> pd.DataFrame:
         """One row a step, the columns of ``METRICS``; a value that a step does not have is NaN."""
-        frame = pd.DataFrame(read_jsonl(self.path / "metrics.jsonl"))
+        path = self.path / "metrics.jsonl"
+        frame = pd.DataFrame(read_jsonl(path))
+        if len(frame) and ("step" not in frame or frame.step.isna().any()):
+            raise ValueError(f"{path}: a line has no 'step', so these are no run's metrics")
         return frame if len(frame) else pd.DataFrame(columns=["step"])
 
     @property
@@ -111,7 +116,7 @@ class Run:
 
     @property
     def summary(self) -> dict:
-        """The run in one row: where validation accuracy started and ended, the last train reward, seconds (clock and CPU)."""
+        """The run in one row: validation accuracy at its start and end, the last train reward, seconds (clock and CPU)."""
         config, metrics = self.config, self.metrics
         row = {"run": self.name, "algo": config["algorithm"]["name"], "model": config["model"],
                "seed": config["seed"], "steps": int(metrics.step.max()) if len(metrics) else 0,
@@ -133,13 +138,30 @@ class Run:
 
 
 def load_run(path) -> Run:
-    """The run in this folder. ValueError if there is none."""
-    path = Path(path).expanduser()
-    missing = [name for name in ("config.json", "metrics.jsonl") if not (path / name).is_file()]
+    """The run in this folder. ValueError if there is none, or if its config.json is not a run's."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise ValueError(f"run: got {shown(path)}, expected a run's folder")
+    path = Path(os.path.expanduser(path))
+    missing = [name for name in ("config.json", "metrics.jsonl") if not os.path.isfile(path / name)]
     if missing:
-        what = f"has no {' and no '.join(missing)}" if path.is_dir() else "is no folder"
-        raise ValueError(f"run: {str(path)!r} {what}; expected a run's folder")
-    return Run(path)
+        what = f"has no {' and no '.join(missing)}" if os.path.isdir(path) else "is no folder"
+        raise ValueError(f"run: {shown(str(path))} {what}; expected a run's folder")
+    run = Run(path)
+    run.config      # a broken one is said here
+    return run
+
+
+def read_config(path) -> dict:
+    """What a run's config.json holds; ValueError naming the file if it is broken or another program's."""
+    try:
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:       # an empty file, too
+        raise ValueError(f"{path}: cannot be read as JSON ({error}); expected a run's config") from error
+    needed = ("algorithm", "model", "seed", "n_steps")
+    missing = [name for name in needed if name not in record] if isinstance(record, dict) else needed
+    if missing or not isinstance(record["algorithm"], dict) or "name" not in record["algorithm"]:
+        raise ValueError(f"{path}: has no {', '.join(missing) or 'name of an algorithm'}; expected a run's config")
+    return record
 
 
 def read_jsonl(path) -> list[dict]:
@@ -150,12 +172,16 @@ def read_jsonl(path) -> list[dict]:
     lines = path.read_bytes().split(b"\n")                   # bytes: the cut may fall inside a character
     rows = []
     for number, line in enumerate(lines, 1):
-        if line:
+        if line.strip():
             try:
-                rows.append(json.loads(line))
+                row = json.loads(line)
             except ValueError:                               # no JSON, or half a character
-                if number < len(lines):                      # the file's last line has no line break after it
-                    raise ValueError(f"{path}: line {number} is no JSON") from None
+                if number == len(lines):                     # the file's last line has no line break after it
+                    continue
+                row = None
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}: line {number} is no JSON object")
+            rows.append(row)
     return rows
 
 
@@ -245,10 +271,18 @@ class RunWriter:
 def open_run(config, algorithm) -> RunWriter:
     """The folder for this (resolved) config: a new one, or with ``resume`` one to go on with.
 
-    Raises ValueError if the folder is in use, if it holds a run and ``resume`` is off, or if ``resume`` is on and the
-    run there was made with other values (named one by one; n_steps may grow).
+    Raises ValueError if the folder is in use or cannot be written to, if it holds a run and ``resume`` is off, or if
+    ``resume`` is on and the run there was made with other values (named one by one; n_steps may grow).
     """
-    path = Path(config.run_dir).expanduser() if config.run_dir else _new_folder(config, algorithm)
+    path = Path(os.path.expanduser(config.run_dir)) if config.run_dir else _new_folder(config, algorithm)
+    try:
+        return _open(path, config, algorithm)
+    except OSError as error:
+        raise ValueError(f"run_dir: got {shown(str(path))}, expected a folder that can be written to "
+                         f"({error.strerror or error})") from error
+
+
+def _open(path: Path, config, algorithm) -> RunWriter:
     used = [name for name in ("metrics.jsonl", "model")
             if (path / name).exists() and (path / name).stat().st_size]
     used += ["checkpoints"] if checkpoints(path) else []     # a run that failed before it wrote anything is no run

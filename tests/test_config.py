@@ -139,3 +139,50 @@ def test_checking_a_config_loads_no_torch():
     code = ("import sys; from rlkit import Config; Config.from_parameters({'lr': '1e-5'}).resolved(); "
             "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'vllm', 'matplotlib')))")
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# values that a file system, a float or a decoder would refuse later, with an error of its own
+ABSURD = [("prompt", "x" * 5000, "5000 characters"), ("prompt", "x" * 300, "text file"), ("prompt", "a\0b", "NUL"),
+          ("prompt", "{question} " * 9, "goes into a file"), ("prompt", "/", "that is a folder"),
+          ("model", "a\0b", "NUL"), ("model", "x" * 5000, "5000 characters"), ("model", "~nobody-here/x", "no folder"),
+          ("dataset", "a\0b", "NUL"), ("dataset", "a/" * 3000, "6000 characters"), ("run_dir", "a\0b", "NUL"),
+          ("run_dir", "x" * 5000, "5000 characters"), ("lr", 10 ** 400, "a number >= 0"), ("lr", 10 ** 5000, "bits"),
+          ("lr", "1e999", "a number >= 0"), ("seed", 10 ** 30, r"below 2\*\*63"), ("seed", "9" * 5000, "whole number"),
+          ("n_steps", [0] * 500, "not a whole number"), ("preset", ["laptop"], "expected")]
+
+
+@pytest.mark.parametrize("name, value, message", ABSURD, ids=range(len(ABSURD)))
+def test_absurd_values_are_refused_by_name_and_shortened(name, value, message):
+    with pytest.raises(ValueError, match=f"(?s)^{name}: .*{message}") as error:
+        Config.from_parameters({name: value})
+    assert len(str(error.value)) < 500
+    with pytest.raises(ValueError, match=f"(?s)^{name}: "):
+        Config.preset(value) if name == "preset" else Config(**{name: value})
+
+
+def test_a_prompt_that_is_no_text_and_a_run_dir_that_is_a_file(tmp_path):
+    path = tmp_path / "weights.bin"
+    path.write_bytes(b"\xff\xfe\x00{question}")
+    with pytest.raises(ValueError, match="^prompt: .*no UTF-8 text; expected a text file"):
+        Config(prompt=str(path))
+    for run_dir in (path, path / "below"):
+        with pytest.raises(ValueError, match="^run_dir: .*weights.bin.* is no folder"):
+            Config(run_dir=str(run_dir))
+    assert Config(run_dir=str(tmp_path / "new" / "run")).run_dir.endswith("run")
+
+
+def test_a_path_is_not_taken_for_a_hub_id(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs/a", "allenai/OLMo-2-0425-1B", "openai/other"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "runs/a/config.json").touch()
+    (tmp_path / "runs/a/metrics.jsonl").touch()
+    (tmp_path / "allenai/OLMo-2-0425-1B/config.json").touch()
+    (tmp_path / "openai/other/train.jsonl").touch()
+    for missing in ("runs/nope", "runs/a/model", "a/b/c", "./x"):
+        for name in ("model", "dataset"):
+            with pytest.raises(ValueError, match=f"^{name}: no folder '{missing}'"):
+                Config(**{name: missing})
+    for there in ("runs/a", "allenai/OLMo-2-0425-1B", "allenai/OLMo-2-1124-7B", "Qwen/Qwen3-0.6B", "gpt2", "laptop"):
+        assert Config(model=there).model == there
+    assert Config(dataset="openai/gsm8k").dataset == "openai/gsm8k"

@@ -509,7 +509,8 @@ def test_a_number_with_an_exponent_never_reaches_sympy(answer):
     "I doubt it's {n}", "I doubt that the answer is {n}", "doubtful: {n}", "hardly {n}", "It is barely {n}.",
     "scarcely {n}", "far from {n}", "anything but {n}", "It isnt {n}", "I deny it is {n}", "reject {n}", "besides {n}",
     "supposedly {n}", "\u221a{n}", "\u221a({n})", "\u221a {n}", "The answer is \u221a{n}", "x = \u221a{n}",
-    "minus \u221a{n}", "{n}\u221a", "3\u221a{n}", "\u221b{n}", "\u2211{n}", "\u230a{n}\u230b", "root {n}", "the factorial of {n}",
+    "minus \u221a{n}", "{n}\u221a", "3\u221a{n}", "\u221b{n}", "\u2211{n}", "\u230a{n}\u230b", "root {n}",
+    "the factorial of {n}",
     "{n} estimated", "{n} est.", "{n} (estimated)", "{n} scratch that", "{n}, scratch that", "{n} strike that",
     "{n} ignore that", "{n} never mind", "{n} retracted", "{n} oops", "{n}, sorry", "{n} I take it back", "{n} nope",
     "{n} my mistake", "{n} in error", "{n} invalid", "{n} doubtful", "{n} at most", "{n} max",
@@ -526,7 +527,8 @@ def test_such_words_elsewhere_deny_nothing():
         assert answers_match(answer, "72") and answers_match(answer, "72", fast=False), answer
     for answer in ("\u221a5184", "\u221a5184 = 72", "So \u221a(72*72) = 72.", "Without a doubt, it is 72",
                    "Undoubtedly 72", "The Doubtfires have 72 cats.", "The total without tax is 72",
-                   "She refused 5 of 77, so 72 remain", "All but 8 of the 80 left, so 72 left", "The root is 72", "The maximum is 72.", "72 is the most",
+                   "She refused 5 of 77, so 72 remain", "All but 8 of the 80 left, so 72 left", "The root is 72",
+                   "The maximum is 72.", "72 is the most",
                    "So it is 72", "estimated 72", "\u2234 72", "72 \u220e"):
         assert answers_match(answer, "72", fast=False), answer
     assert not answers_match("2\u221a36", "26", fast=False) and not answers_match("1\u221a36", "16", fast=False)

@@ -55,3 +55,18 @@ def test_a_run_folder_stands_for_its_final_weights(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "metrics.jsonl").write_text("")
     assert model_location(tmp_path) == str(tmp_path / "model")
+
+
+@pytest.mark.parametrize("name, message", [("a\0b", "NUL"), ("x" * 5000, "5000 characters"),
+                                           ("x" * 300, "could not load"), (None, "got None"), (7, "got 7"), ("", "got ''"), ("a/b/c", "no folder")])
+def test_absurd_names_are_one_error(name, message):
+    with pytest.raises(ValueError, match=f"(?s)^model: .*{message}") as error:
+        load_model(name)
+    assert len(str(error.value)) < 900
+
+
+def test_a_broken_model_folder_is_one_error(tmp_path):
+    save_tiny_model(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(ValueError, match="^model: could not load .*expected 'laptop'"):
+        load_model(tmp_path)

@@ -168,3 +168,17 @@ def test_a_story_s_steps_chain():
             if i:
                 assert s.left == story.steps[i - 1].result
         assert story.start is None or story.steps[0].left == story.start
+
+
+@pytest.mark.parametrize("value", ["a\0b", "x" * 5000, "a/b/c", "./nothing", None, 7, "x/" * 3000])
+def test_an_absurd_dataset_is_one_short_error(value):
+    with pytest.raises(ValueError, match="^dataset: got ") as error:
+        load_problems(value, "train", 3)
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("content, message", [(b'{"question": 1\n', "line 1 is no JSON"), (b"\xff\xfe", "UTF-8")])
+def test_a_broken_data_file_is_named(tmp_path, content, message):
+    (tmp_path / "train.jsonl").write_bytes(content)
+    with pytest.raises(ValueError, match=f"^dataset: .*train.jsonl.*{message}"):
+        load_problems(str(tmp_path), "train")

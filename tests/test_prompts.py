@@ -106,3 +106,18 @@ def test_what_is_wrong_is_said(tmp_path):
         Prompt("t", "{question}", "boxed")
     with pytest.raises(ValueError, match="question: got int 3"):
         load_prompt("r1_zero").fill(3)
+
+
+@pytest.mark.parametrize("value, message", [
+    ("x" * 100_000, "100002 characters"), ("a\0b", "a text file"), (7, "expected one of"), (None, "expected one of"),
+    ("/", "is a folder"), ("Solve {question}", "a template of your own goes into a file")])
+def test_what_names_no_prompt_is_one_short_error(value, message):
+    with pytest.raises(ValueError, match=f"^prompt: got .*{message}") as error:
+        load_prompt(value)
+    assert len(str(error.value)) < 400
+
+
+def test_a_binary_file_is_no_prompt(tmp_path):
+    (tmp_path / "model.bin").write_bytes(bytes(range(256)))
+    with pytest.raises(ValueError, match="^prompt: got .*model.bin', which is no UTF-8 text"):
+        load_prompt(tmp_path / "model.bin")

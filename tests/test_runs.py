@@ -170,3 +170,40 @@ def test_results_without_a_config_are_not_gone_on_with(tmp_path, small):
     (tmp_path / "run" / "config.json").unlink()
     with pytest.raises(ValueError, match="no config.json"):
         open_run(config(tmp_path, resume=True), get_algorithm("grpo"))
+
+
+@pytest.mark.parametrize("content, message", [
+    ("", "cannot be read as JSON"), ("{broken", "cannot be read as JSON"), ("[1]", "has no algorithm"),
+    ("{}", "has no algorithm, model, seed, n_steps"),
+    ('{"algorithm": {}, "model": "", "seed": 0, "n_steps": 1}', "has no name of an algorithm")])
+def test_a_broken_config_is_one_error_that_names_the_file(tmp_path, content, message):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=f"config.json: {message}"):
+        load_run(tmp_path)
+    with pytest.raises(ValueError, match=f"config.json: {message}"):
+        open_run(replace(config(tmp_path), run_dir=str(tmp_path), resume=True), get_algorithm("grpo"))
+
+
+@pytest.mark.parametrize("content, message", [('{"step": 0}\n{broken\n', "line 2 is no JSON object"),
+                                              ("7\n", "line 1 is no JSON object"), ('{"reward": 1}\n', "no 'step'")])
+def test_broken_metrics_are_one_error_that_names_the_file(tmp_path, content, message):
+    open_run(config(tmp_path), get_algorithm("grpo")).close()
+    (tmp_path / "run/metrics.jsonl").write_text(content)
+    with pytest.raises(ValueError, match=f"metrics.jsonl: .*{message}"):
+        load_run(tmp_path / "run").metrics
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5000, None, 7])
+def test_load_run_refuses_what_is_no_path(path):
+    with pytest.raises(ValueError, match="^run: "):
+        load_run(path)
+
+
+def test_a_folder_that_cannot_be_made_is_one_error(tmp_path):
+    for name in ("x" * 300, "file/below"):
+        (tmp_path / "file").touch()
+        values = replace(config(tmp_path))
+        object.__setattr__(values, "run_dir", str(tmp_path / name))
+        with pytest.raises(ValueError, match="^run_dir: got .*expected a folder that can be written to"):
+            open_run(values, get_algorithm("grpo"))

@@ -5,10 +5,13 @@ A prompt file is plain text with ``{question}`` where the question goes. One lin
 """
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Callable
+
+from rlkit.checks import shown
 
 SLOT = "{question}"
 REWARDS = ("r1_zero", "question_only")
@@ -65,22 +68,36 @@ def prompt_names() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.prompt"))
 
 
+def _hint(name: str) -> str:
+    """What may have been meant by this name, which is neither a prompt's nor a file's."""
+    if SLOT in name:
+        return "; a template of your own goes into a file"
+    close = get_close_matches(name, prompt_names(), n=1)
+    return "; that is a folder" if name and os.path.isdir(name) else f"; did you mean {close[0]!r}?" if close else ""
+
+
 def load_prompt(name_or_path: str | Path | Prompt, *, reward: str | None = None) -> Prompt:
     """The shipped prompt of that name, or the one in a text file.
 
     reward: "r1_zero" or "question_only". By default a template that speaks of ``<answer>`` is read by r1_zero, which
         stops at ``</answer>``, and any other template by question_only, which has no stop string.
-    Raises ValueError for an unknown name, a missing file or a template without ``{question}``.
+    Raises ValueError for an unknown name, a file that is missing or no text, or a template without ``{question}``.
     """
     if isinstance(name_or_path, Prompt):
         return name_or_path
-    shipped = _FOLDER / f"{name_or_path}.prompt"
-    path = shipped if str(name_or_path) in prompt_names() else Path(name_or_path)
-    if not path.is_file():
-        close = get_close_matches(str(name_or_path), prompt_names(), n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"prompt: got {str(name_or_path)!r}, expected one of {prompt_names()} or a text file{hint}")
-    template = path.read_text(encoding="utf-8").removesuffix("\n")
+    name = os.fspath(name_or_path) if isinstance(name_or_path, (str, os.PathLike)) else None
+    if name in prompt_names():
+        path = _FOLDER / f"{name}.prompt"
+    elif name is not None and os.path.isfile(name):
+        path = Path(name)
+    else:
+        got = shown(name_or_path if name is None else name)
+        raise ValueError(f"prompt: got {got}, expected one of {prompt_names()} or a text file{_hint(name or '')}")
+    try:
+        template = path.read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else "is no UTF-8 text"
+        raise ValueError(f"prompt: got {shown(name)}, which {reason}; expected a text file with {SLOT}") from error
     if reward is None:
         reward = "r1_zero" if "<answer>" in template else "question_only"
     return Prompt(path.stem, template, reward, stop=("</answer>",) if reward == "r1_zero" else ())
