@@ -5,6 +5,8 @@ from math import comb
 
 import torch
 
+from rlkit.checks import number, shown
+
 REWARD_KEYS = ("reward", "format_reward", "answer_reward")
 
 
@@ -41,9 +43,12 @@ def grade_responses(reward_fn, rollout_responses, repeated_ground_truths) -> dic
         raise ValueError("reward_fn: expected a dict with the key 'reward' for every response, got "
                          f"{next(row for row in graded if not isinstance(row, dict) or 'reward' not in row)!r}")
     names = [name for name in REWARD_KEYS if all(name in row for row in graded)]
-    rows = {name: torch.tensor([float(row[name]) for row in graded]) for name in names}
+    rows = {name: torch.tensor([number(float(row[name]) if isinstance(row[name], bool) else row[name])
+                                for row in graded]) for name in names}
     for name, values in rows.items():
-        _check_finite(values, f"reward_fn's {name!r}")
+        refused = [row[name] for row, value in zip(graded, values.isfinite().tolist()) if not value]
+        if refused:
+            raise ValueError(f"reward_fn: {name!r} of a response is {shown(refused[0])}, expected finite numbers")
     return rows
 
 
@@ -75,22 +80,25 @@ def compute_group_normalized_rewards(raw_rewards, group_size, baseline="mean", a
 
     Source: GRPO (DeepSeekMath, 2402.03300), Dr. GRPO (2503.20783), MaxRL (2602.02710).
     """
-    raw = torch.as_tensor(raw_rewards)
+    try:
+        raw = torch.as_tensor(raw_rewards)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"raw_rewards: got {shown(raw_rewards)}, expected a tensor or a list of N numbers") from error
     _check_groups(raw, group_size, baseline, advantage_normalizer)
-    if not isinstance(advantage_eps, (int, float)) or not advantage_eps >= 0:
-        raise ValueError(f"advantage_eps: got {advantage_eps!r}, expected a number >= 0")
+    if not 0 <= number(advantage_eps) < float("inf"):
+        raise ValueError(f"advantage_eps: got {shown(advantage_eps)}, expected a number >= 0")
     rewards = raw.double().reshape(-1, group_size)                               # (n_groups, G)
     all_equal = (rewards == rewards[:, :1]).all(dim=1, keepdim=True)             # (n_groups, 1)
 
     if callable(baseline):
-        centred = rewards - baseline(rewards)
+        centred = rewards - _per_group(baseline, rewards, "baseline")
     elif baseline == "mean":
         centred = (rewards - rewards.mean(dim=1, keepdim=True)).masked_fill(all_equal, 0.0)
     else:
         centred = rewards
 
     if callable(advantage_normalizer):
-        divisor = advantage_normalizer(rewards) + advantage_eps
+        divisor = _per_group(advantage_normalizer, rewards, "advantage_normalizer") + advantage_eps
     elif advantage_normalizer == "std":
         divisor = rewards.std(dim=1, keepdim=True).masked_fill(all_equal, 0.0) + advantage_eps
     elif advantage_normalizer == "mean":
@@ -100,12 +108,23 @@ def compute_group_normalized_rewards(raw_rewards, group_size, baseline="mean", a
 
     advantages = torch.where(centred == 0, 0.0, centred / divisor)                 # without an eps: 0 / 0 is 0
     advantages = advantages.to(torch.float64 if raw.dtype == torch.float64 else torch.float32)
-    if advantages.shape != rewards.shape:
-        raise ValueError(f"baseline, advantage_normalizer: they turn {tuple(rewards.shape)} rewards into "
-                         f"{tuple(advantages.shape)} advantages, expected results (n_groups, 1) or (n_groups, G)")
     advantages = advantages.flatten()
     _check_finite(advantages, "baseline, advantage_normalizer: an advantage")
     return advantages, _group_statistics(rewards, advantages)
+
+
+def _per_group(function, rewards, name):
+    """What a reader's function of the (n_groups, G) rewards gives; one number for all is fine, too."""
+    result = function(rewards)
+    try:
+        result = torch.as_tensor(result, dtype=rewards.dtype, device=rewards.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name}: the function gave {shown(result)}, expected a tensor (n_groups, 1) or (n_groups, G)"
+                         ) from error
+    if tuple(result.shape) not in ((), (len(rewards), 1), tuple(rewards.shape)):
+        raise ValueError(f"{name}: the function turns {tuple(rewards.shape)} rewards into shape {tuple(result.shape)}, "
+                         "expected results (n_groups, 1) or (n_groups, G)")
+    return result
 
 
 def _group_statistics(rewards, advantages) -> dict:
@@ -129,7 +148,7 @@ def _group_statistics(rewards, advantages) -> dict:
 def _check_groups(raw, group_size, baseline, advantage_normalizer):
     if raw.ndim != 1 or not len(raw):
         raise ValueError(f"raw_rewards: got shape {tuple(raw.shape)}, expected (N,) with at least one reward")
-    if not isinstance(group_size, int) or group_size < 1 or len(raw) % group_size:
+    if not isinstance(group_size, int) or isinstance(group_size, bool) or group_size < 1 or len(raw) % group_size:
         raise ValueError(f"group_size: got {group_size!r} for {len(raw)} rewards, expected a positive divisor of "
                          "their number")
     if not callable(baseline) and baseline not in ("mean", "none"):

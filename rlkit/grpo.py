@@ -8,6 +8,7 @@ from math import isfinite
 import torch
 
 from rlkit.advantages import compute_group_normalized_rewards, compute_rollout_rewards
+from rlkit.checks import number, shown
 from rlkit.log_probs import get_response_log_probs, get_shared_prefix_log_probs
 from rlkit.losses import (aggregate_loss_across_microbatch, check_loss_normalization, check_reweighting,
                           compute_policy_gradient_loss)
@@ -177,7 +178,7 @@ def make_train_batch(model, tokenizer, prompts, responses, response_token_ids=No
                                        prompt_token_ids=prompt_token_ids)
     mask = batch["response_mask"]
     if advantages is not None:
-        advantages = torch.as_tensor(advantages, dtype=torch.float32)
+        advantages = _as_floats(advantages, "advantages")
         if advantages.shape != (len(mask),) or not bool(torch.isfinite(advantages).all()):
             raise ValueError(f"advantages: got shape {tuple(advantages.shape)} with values {advantages.tolist()[:8]}, "
                              f"expected ({len(mask)},), one finite number per response")
@@ -190,18 +191,27 @@ def make_train_batch(model, tokenizer, prompts, responses, response_token_ids=No
 def _beside_labels(values, mask, name):
     """(B, T) float32 beside the labels, from such a tensor (wider right padding is cut) or from B 1-D rows."""
     n_rows, width = mask.shape
+    if not hasattr(values, "__len__") or isinstance(values, str):
+        raise ValueError(f"{name}: got {shown(values)}, expected {n_rows} rows, one per response")
     if len(values) != n_rows:
         raise ValueError(f"{name}: got {len(values)} rows, expected {n_rows}, one per response")
     if isinstance(values, torch.Tensor) and values.ndim == 2:
         if values.shape[1] < width:
             raise ValueError(f"{name}: got shape {tuple(values.shape)}, expected ({n_rows}, {width}) beside the labels")
         return values[:, :width].detach().float().cpu()
-    rows = [torch.as_tensor(row, dtype=torch.float32).detach().cpu() for row in values]
+    rows = [_as_floats(row, name).detach().cpu() for row in values]
     for i, (row, n_tokens) in enumerate(zip(rows, mask.sum(dim=1).tolist())):
         if row.shape != (n_tokens,):
             raise ValueError(f"{name}: got shape {tuple(row.shape)} in row {i}, expected ({n_tokens},), one value "
                              "per response token")
     return torch.zeros(n_rows, width).masked_scatter(mask, torch.cat(rows))
+
+
+def _as_floats(values, name):
+    try:
+        return torch.as_tensor(values, dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name}: got {shown(values)}, expected numbers") from error
 
 
 def split_rows(batch, chosen, size, by_response=False):
@@ -262,11 +272,12 @@ def _batch_statistics(statistics, batch, per_sequence) -> dict[str, float]:
 
 
 def _check_step(gradient_accumulation_steps, max_grad_norm, temperature, entropy_rows):
-    if not isinstance(gradient_accumulation_steps, int) or gradient_accumulation_steps < 1:
-        raise ValueError(f"gradient_accumulation_steps: got {gradient_accumulation_steps!r}, expected an integer >= 1")
-    if max_grad_norm is not None and not max_grad_norm > 0:
-        raise ValueError(f"max_grad_norm: got {max_grad_norm!r}, expected a positive number or None")
-    if not temperature > 0:
-        raise ValueError(f"temperature: got {temperature!r}, expected the sampler's, a positive number")
+    steps = gradient_accumulation_steps
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise ValueError(f"gradient_accumulation_steps: got {shown(steps)}, expected an integer >= 1")
+    if max_grad_norm is not None and not number(max_grad_norm) > 0:
+        raise ValueError(f"max_grad_norm: got {shown(max_grad_norm)}, expected a positive number or None")
+    if not 0 < number(temperature) < float("inf"):
+        raise ValueError(f"temperature: got {shown(temperature)}, expected the sampler's, a positive number")
     if entropy_rows not in ("all", "kept"):
         raise ValueError(f"entropy_rows: got {entropy_rows!r}, expected 'all' or 'kept'")

@@ -8,6 +8,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 
+from rlkit.checks import number, shown
+
 CHUNK_ELEMENTS = 2 ** 24  # float32 logits made at once: 2^24 x 4 bytes = 64 MiB, 167 positions of 100,352 tokens
 
 
@@ -37,6 +39,9 @@ def get_response_log_probs(model, input_ids, labels, return_token_entropy=False,
     Source: the handout's section 4.2.1.
     """
     _check_scoring(input_ids, labels, response_mask, temperature)
+    if not labels.numel():                # longest row: one token, with nothing before it
+        empty = torch.zeros(labels.shape, device=labels.device)
+        return {"log_probs": empty, "token_entropy": empty} if return_token_entropy else {"log_probs": empty}
     head = output_head(model)
     if head is None:
         output = model(input_ids)
@@ -63,10 +68,13 @@ def get_shared_prefix_log_probs(model, input_ids, labels, return_token_entropy=F
     Where the model, or the batch, does not allow it, this is ``get_response_log_probs``.
     """
     _check_scoring(input_ids, labels, response_mask, temperature)
+    plain = partial(get_response_log_probs, model, input_ids, labels, return_token_entropy,
+                    response_mask=response_mask, temperature=temperature)
+    if not labels.numel() or not bool(response_mask.any(dim=1).all()):
+        return plain()
     first = response_mask.int().argmax(dim=1)     # (B,) where a row's first response token is predicted
-    if not bool(response_mask.any(dim=1).all()) or int(first.min()) == 0 or not can_share_prefix(model, labels):
-        return get_response_log_probs(model, input_ids, labels, return_token_entropy, response_mask=response_mask,
-                                      temperature=temperature)
+    if int(first.min()) == 0 or not can_share_prefix(model, labels):
+        return plain()
     hidden = _tail_hidden_states(model, input_ids, response_mask, first)                      # (B, tail, hidden)
     rows, columns = response_mask.nonzero(as_tuple=True)
     scored = _scored_positions(labels, response_mask)
@@ -148,11 +156,15 @@ def _put_back(values, scored, like):
 
 
 def _check_scoring(input_ids, labels, response_mask, temperature):
+    if not isinstance(input_ids, torch.Tensor) or input_ids.ndim != 2:
+        got = f"shape {tuple(input_ids.shape)}" if isinstance(input_ids, torch.Tensor) else shown(input_ids)
+        raise ValueError(f"input_ids: got {got}, expected a tensor (batch, sequence)")
     for name, tensor in (("labels", labels), ("response_mask", response_mask)):
-        if tensor is not None and tensor.shape != input_ids.shape:
-            raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected input_ids' {tuple(input_ids.shape)}")
-    if not temperature > 0:
-        raise ValueError(f"temperature: got {temperature!r}, expected a positive number (0, greedy, has no "
+        if tensor is not None and getattr(tensor, "shape", None) != input_ids.shape:
+            got = f"shape {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else shown(tensor)
+            raise ValueError(f"{name}: got {got}, expected input_ids' {tuple(input_ids.shape)}")
+    if not 0 < number(temperature) < float("inf"):
+        raise ValueError(f"temperature: got {shown(temperature)}, expected a positive number (0, greedy, has no "
                          "log-probabilities)")
 
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import torch
 
+from rlkit.checks import number, shown
+
 METHODS = ("none", "noclip", "grpo", "gspo", "cispo")
 MAX_LOG_RATIO = 80.0  # exp(80) = 5.5e34 still fits float32; beyond it a ratio is held there, without gradient
 
@@ -22,7 +24,7 @@ def compute_policy_gradient_loss(raw_rewards_or_advantages, policy_log_probs, im
 
     Args:
         raw_rewards_or_advantages: (B,) or (B, 1).
-        policy_log_probs: (B, T), with gradient.
+        policy_log_probs: (B, T), with gradient. Half precision is turned into float32, in which ratios fit.
         old_log_probs: (B, T), those of the policy that sampled; needed by every method but "none". No gradient.
         cliprange: e >= 0, needed by "grpo", "gspo" and "cispo".
         response_mask: (B, T) bool, True at response tokens; None counts every position as one. Whatever stands at
@@ -43,18 +45,29 @@ def compute_policy_gradient_loss(raw_rewards_or_advantages, policy_log_probs, im
     Source: PPO (1707.06347), GRPO (2402.03300), GSPO (2507.18071), CISPO (MiniMax-M1, 2506.13585).
     """
     method = importance_reweighting_method
-    raw_rewards_or_advantages = torch.as_tensor(raw_rewards_or_advantages, device=policy_log_probs.device)
-    if not raw_rewards_or_advantages.is_floating_point():                     # bool or integer rewards
+    _check_tensors(policy_log_probs=policy_log_probs, old_log_probs=old_log_probs, response_mask=response_mask)
+    policy_log_probs = policy_log_probs.to(torch.promote_types(policy_log_probs.dtype, torch.float32))
+    try:
+        raw_rewards_or_advantages = torch.as_tensor(raw_rewards_or_advantages, device=policy_log_probs.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"raw_rewards_or_advantages: got {shown(raw_rewards_or_advantages)}, expected a tensor or a "
+                         "list of numbers") from error
+    if raw_rewards_or_advantages.dtype != torch.float64:                      # bool, integer or half-precision ones
         raw_rewards_or_advantages = raw_rewards_or_advantages.to(policy_log_probs.dtype)
     _check_loss_arguments(raw_rewards_or_advantages, policy_log_probs, method, old_log_probs, cliprange, response_mask)
     advantages = raw_rewards_or_advantages.reshape(-1, 1)                                    # (B, 1)
     mask = torch.ones_like(policy_log_probs, dtype=torch.bool) if response_mask is None else response_mask.bool()
     log_probs = policy_log_probs.masked_fill(~mask, 0.0)
     if old_log_probs is not None:
-        old_log_probs = old_log_probs.detach().masked_fill(~mask, 0.0)
+        old_log_probs = old_log_probs.detach().to(log_probs.dtype).masked_fill(~mask, 0.0)
     if callable(method):
         result = method(advantages, log_probs, old_log_probs, response_mask, cliprange)
-        return result if isinstance(result, tuple) else (result, {})
+        loss, statistics = result if isinstance(result, tuple) else (result, {})
+        if not isinstance(loss, torch.Tensor) or loss.shape != log_probs.shape:
+            got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else shown(loss)
+            raise ValueError(f"importance_reweighting_method: the function gave {got}, expected a loss at every token, "
+                             f"{tuple(log_probs.shape)}, or that and a dict")
+        return loss, statistics
 
     ratio = None if old_log_probs is None else importance_ratio(log_probs, old_log_probs, mask, method == "gspo")
     if method == "none":
@@ -117,15 +130,17 @@ def aggregate_loss_across_microbatch(per_token_policy_gradient_loss, mask, loss_
             rows in the batch x longest response (Dr. GRPO's B G L_max). It covers the whole batch, so losses of
             microbatches are simply added.
 
-    Returns: a scalar tensor.  Raises: ValueError for shapes that differ, an unknown name, a missing constant.
+    Returns: a scalar tensor, summed (and left) in float32 where the losses are in half precision.
+    Raises: ValueError for shapes that differ, an unknown name, a missing constant.
     """
     loss = per_token_policy_gradient_loss
+    _check_tensors(per_token_policy_gradient_loss=loss, mask=mask)
     if loss.shape != mask.shape or loss.ndim != 2:
         raise ValueError(f"mask: got shape {tuple(mask.shape)} for a loss of shape {tuple(loss.shape)}, expected "
                          "two equal (batch, sequence) shapes")
     check_loss_normalization(loss_normalization, normalization_constant)
     mask = mask.bool()
-    row_sums = loss.masked_fill(~mask, 0.0).sum(dim=1)                                       # (B,)
+    row_sums = loss.masked_fill(~mask, 0.0).sum(dim=1, dtype=torch.promote_types(loss.dtype, torch.float32))  # (B,)
     if loss_normalization == "constant":
         return row_sums.sum() / normalization_constant
     return (row_sums / mask.sum(dim=1).clamp(min=1)).sum() / max(len(loss), 1)
@@ -133,22 +148,22 @@ def aggregate_loss_across_microbatch(per_token_policy_gradient_loss, mask, loss_
 
 def check_loss_normalization(loss_normalization, normalization_constant):
     if loss_normalization not in ("sequence", "constant"):
-        raise ValueError(f"loss_normalization: got {loss_normalization!r}, expected 'sequence' or 'constant'")
-    if loss_normalization == "constant" and not (normalization_constant is not None and normalization_constant > 0):
-        raise ValueError(f"normalization_constant: got {normalization_constant!r} with loss_normalization="
+        raise ValueError(f"loss_normalization: got {shown(loss_normalization)}, expected 'sequence' or 'constant'")
+    if loss_normalization == "constant" and not 0 < number(normalization_constant) < float("inf"):
+        raise ValueError(f"normalization_constant: got {shown(normalization_constant)} with loss_normalization="
                          "'constant', expected a positive number")
 
 
 def check_reweighting(method, old_log_probs, cliprange):
     """Refuse an unknown method, or one whose old_log_probs or cliprange is missing."""
     if not callable(method) and method not in METHODS:
-        raise ValueError(f"importance_reweighting_method: got {method!r}, expected one of {', '.join(METHODS)} or a "
-                         "function")
+        raise ValueError(f"importance_reweighting_method: got {shown(method)}, expected one of {', '.join(METHODS)} or "
+                         "a function")
     if method in ("noclip", "grpo", "gspo", "cispo") and old_log_probs is None:
         raise ValueError(f"old_log_probs: got None with importance_reweighting_method={method!r}, expected the "
                          "sampling policy's log-probabilities")
-    if method in ("grpo", "gspo", "cispo") and not (cliprange is not None and cliprange >= 0):
-        raise ValueError(f"cliprange: got {cliprange!r} with importance_reweighting_method={method!r}, expected a "
+    if method in ("grpo", "gspo", "cispo") and not number(cliprange) >= 0:
+        raise ValueError(f"cliprange: got {shown(cliprange)} with importance_reweighting_method={method!r}, expected a "
                          "number >= 0")
 
 
@@ -163,3 +178,9 @@ def _check_loss_arguments(advantages, log_probs, method, old_log_probs, cliprang
         if tensor is not None and tensor.shape != log_probs.shape:
             raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected policy_log_probs' "
                              f"{tuple(log_probs.shape)}")
+
+
+def _check_tensors(**tensors):
+    for name, tensor in tensors.items():
+        if tensor is not None and not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{name}: got {shown(tensor)}, expected a tensor (batch, sequence)")

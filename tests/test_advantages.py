@@ -129,3 +129,24 @@ def test_without_an_eps_equal_groups_are_zero_and_a_negative_eps_is_refused():
     assert advantages[:2].tolist() == [0.0, 0.0] and advantages[2:].tolist() == pytest.approx([-0.5**0.5, 0.5**0.5])
     with pytest.raises(ValueError, match="advantage_eps: got -1"):
         compute_group_normalized_rewards([1, 0], 2, advantage_eps=-1)
+
+
+@pytest.mark.parametrize("value, named", [
+    ("1", "'1'"), (None, "None"), (float("nan"), "nan"), (float("inf"), "inf"), ([1], r"\[1\]")])
+def test_a_reward_that_is_no_number_is_named(value, named):
+    with pytest.raises(ValueError, match=f"^reward_fn: 'reward' of a response is {named}, expected finite numbers"):
+        compute_rollout_rewards(lambda response, truth: {"reward": value}, ["a"], ["b"])
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"raw_rewards": ["a", "b"]}, "raw_rewards: got"), ({"raw_rewards": None}, "raw_rewards: got None"),
+    ({"advantage_eps": "1e-6"}, "advantage_eps: got '1e-6'"),
+    ({"advantage_eps": float("inf")}, "advantage_eps: got inf"),
+    ({"group_size": True}, "group_size: got True"), ({"group_size": "2"}, "group_size: got '2'"),
+    ({"baseline": lambda rewards: None}, "baseline: the function gave None"),
+    ({"baseline": lambda rewards: rewards.mean(dim=1)}, r"baseline: the function turns \(2, 2\) .* shape \(2,\)"),
+    ({"advantage_normalizer": lambda rewards: "std"}, "advantage_normalizer: the function gave 'std'"),
+])
+def test_arguments_that_make_no_sense_are_one_error(changes, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        compute_group_normalized_rewards(**{"raw_rewards": [1.0, 0, 1, 0], "group_size": 2} | changes)

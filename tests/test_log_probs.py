@@ -195,3 +195,23 @@ def test_bad_input_is_named():
             get_response_log_probs(Bigram(), *arguments, temperature=0)
     with pytest.raises(ValueError, match="response_mask"):
         get_response_log_probs(Bigram(), ids, ids, response_mask=torch.ones(2, 2, dtype=torch.bool))
+
+
+def test_width_0_has_no_log_probs():
+    for score in (get_response_log_probs, get_shared_prefix_log_probs):
+        ids = torch.zeros(2, 0, dtype=torch.long)
+        result = score(tiny_model(), ids, ids, True, response_mask=ids.bool())
+        assert result["log_probs"].shape == result["token_entropy"].shape == (2, 0)
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"temperature": "1"}, "temperature: got '1', expected a positive number"),
+    ({"temperature": None}, "temperature: got None"), ({"temperature": math.inf}, "temperature: got inf"), ({"temperature": True}, "temperature: got True"),
+    ({"input_ids": [[1, 2]]}, r"input_ids: got \[\[1, 2\]\], expected a tensor"),
+    ({"input_ids": torch.zeros(3, dtype=torch.long)}, r"input_ids: got shape \(3,\)"),
+    ({"labels": [[1]]}, "labels: got"),
+])
+def test_what_cannot_be_scored_is_one_error(changes, message):
+    ids = torch.zeros(1, 2, dtype=torch.long)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        get_response_log_probs(tiny_model(), **{"input_ids": ids, "labels": ids} | changes)

@@ -222,3 +222,60 @@ def test_bool_rewards_and_lists_are_numbers():
     log_probs = torch.tensor([[-1.0], [-2.0]])
     for rewards in (torch.tensor([True, False]), [1, 0]):
         assert compute_policy_gradient_loss(rewards, log_probs)[0].flatten().tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("value", ["0.2", b"1", True, None, float("nan"), -1, [0.2, 0.2], 10 ** 400, "x" * 5000])
+def test_what_is_no_number_is_one_error(value):
+    with pytest.raises(ValueError, match="^cliprange: got .*expected a number >= 0") as error:
+        loss_of([1.0], [[-1.0]], "grpo", [[-1.0]], value)
+    assert len(str(error.value)) < 300
+    with pytest.raises(ValueError, match="^normalization_constant: got .*expected a positive number"):
+        aggregate_loss_across_microbatch(torch.ones(1, 1), torch.ones(1, 1), "constant", value)
+
+
+def test_numbers_of_other_libraries_are_numbers():
+    import numpy as np
+    for value in (np.float32(2), np.int64(2), torch.tensor(2.0)):
+        assert aggregate_loss_across_microbatch(torch.ones(1, 4), torch.ones(1, 4), "constant", value) == 2
+        assert loss_of([1.0], [[0.0]], "grpo", [[0.0]], value)[0].item() == -1
+
+
+@pytest.mark.parametrize("method", ["none", "noclip", "grpo", "gspo", "cispo"])
+def test_width_0_is_a_loss_of_0(method):
+    empty = torch.zeros(2, 0)
+    loss, metadata = compute_policy_gradient_loss(torch.ones(2), empty, method, empty, 0.2, empty.bool())
+    assert loss.shape == (2, 0) and metadata["clip_fraction"] == 0
+    assert aggregate_loss_across_microbatch(loss, empty.bool()) == 0
+    assert aggregate_loss_across_microbatch(loss, empty.bool(), "constant", 8) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_does_not_overflow(dtype):
+    # 4096 x 32 = 131072 is beyond float16's 65504; its mean is 32
+    loss = torch.full((1, 4096), 32.0, dtype=dtype)
+    assert aggregate_loss_across_microbatch(loss, torch.ones_like(loss)).item() == 32
+    assert aggregate_loss_across_microbatch(loss, torch.ones_like(loss), "constant", 2.0).item() == 65536
+    # a ratio of exp(20) = 4.9e8, held at 1.2 where it is clipped; none of it is inf or NaN
+    log_probs = torch.tensor([[-1.0, -1.0]], dtype=dtype, requires_grad=True)
+    for method, wanted in (("grpo", -1.2), ("noclip", -math.exp(20))):
+        loss, _ = compute_policy_gradient_loss(torch.tensor([1.0], dtype=dtype), log_probs, method,
+                                               torch.tensor([[-21.0, -1]], dtype=dtype), 0.2)
+        assert loss[0].tolist() == pytest.approx([wanted, -1.0], rel=1e-6)
+        loss[0, 1].backward()
+        assert bool(torch.isfinite(log_probs.grad).all())
+
+
+@pytest.mark.parametrize("result", [None, 3.0, torch.ones(2, 1), (torch.ones(3), {})])
+def test_a_function_that_gives_no_loss_per_token_is_named(result):
+    with pytest.raises(ValueError, match=r"^importance_reweighting_method: the function gave .*\(2, 3\)"):
+        compute_policy_gradient_loss(torch.ones(2), torch.zeros(2, 3), lambda *arguments: result)
+
+
+def test_what_is_no_tensor_is_named():
+    for name, arguments in (("policy_log_probs", ([1.0], [[0.0]])),
+                            ("old_log_probs", ([1.0], torch.zeros(1, 1), "noclip", [[0.0]])),
+                            ("raw_rewards_or_advantages", ("one", torch.zeros(1, 1)))):
+        with pytest.raises(ValueError, match=f"^{name}: got "):
+            compute_policy_gradient_loss(*arguments)
+    with pytest.raises(ValueError, match="^mask: got "):
+        aggregate_loss_across_microbatch(torch.zeros(1, 1), [[1]])
