@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -22,7 +23,9 @@ from typing import Any
 
 import pandas as pd
 
+from rlkit.checks import shown, unusable_path
 from rlkit.config import Config
+from rlkit.prompts import load_prompt
 from rlkit.runs import Run, load_run
 from rlkit.tables import hint
 
@@ -85,20 +88,22 @@ class EvaluateJob:
     """What evaluate.ipynb does.
 
     config: model, dataset, sampling; where ``model`` is a run's folder, what is not given comes from that run.
-    prompts: names or files; n_problems, n_samples: validation problems, responses to each; fast: the strict grader of
-    training (True) or the lenient one of audits (False).
+    prompts: names or files; n_problems, n_samples: validation problems, responses to each (one where temperature is 0,
+    since all would be the same); fast: the strict grader of training (True) or the lenient one of audits (False);
+    temperature: config's, or 0, greedy, which a config for training does not have.
     """
     config: Config
     prompts: tuple[str, ...] = ("question_only", "r1_zero", "r1_zero_three_shot")
     n_problems: int = 128
     n_samples: int = 4
     fast: bool = True
+    temperature: float = 1.0
 
     @classmethod
     def from_parameters(cls, values: Mapping[str, Any]) -> "EvaluateJob":
         """The job from what the notebook was given; None is the default. Raises one ValueError for all mistakes."""
-        own = {"prompts": _as_list, "n_problems": _like("threads"), "n_samples": _like("threads"),
-               "fast": _like("dry_run")}        # whole numbers >= 1; true or false
+        own = {"prompts": _as_prompts, "n_problems": _like("threads"), "n_samples": _like("threads"),
+               "fast": _like("dry_run"), "temperature": _like("lr")}    # whole numbers >= 1; true or false; >= 0
         given, rest = _read(values, own, _SAMPLING_FIELDS)
         folder = resolve(str(rest.get("model", "")))
         if folder is not None:
@@ -106,26 +111,35 @@ class EvaluateJob:
             if (folder / "metrics.jsonl").is_file():
                 recorded = load_run(folder).config
                 rest = {name: recorded[name] for name in _SAMPLING_FIELDS if name in recorded} | rest
-                given.setdefault("prompts", (recorded["prompt"],))
-        return cls(config=Config.from_parameters(rest), **given)
+                if "prompts" not in given:
+                    load_prompt(recorded["prompt"])     # it may have been a file that is gone
+                    given["prompts"] = (recorded["prompt"],)
+        if given.get("temperature"):
+            rest["temperature"] = given["temperature"]
+        config = Config.from_parameters(rest)
+        given.setdefault("temperature", config.temperature)
+        if given["temperature"] == 0:
+            given["n_samples"] = 1
+        return cls(config=config, **given)
 
 
 @dataclass(frozen=True)
 class CompareJob:
     """What compare.ipynb does.
 
-    runs: run folders or patterns such as ``runs/*`` (a list, or one text with commas). metrics: what is drawn.
-    baseline: the group others are compared with; None is the first. by: the config field that makes the groups.
+    runs: run folders or patterns such as ``runs/*`` (a list, or one text with commas). metrics: what is drawn, the
+    first of them also tabulated; None is what all runs have of ``tables.COMPARED``. baseline: the group others are
+    compared with; None is the first. by: the config field that makes the groups.
     """
     runs: tuple[str, ...]
-    metrics: tuple[str, ...] = ("val_reward", "reward", "response_length", "token_entropy")
+    metrics: tuple[str, ...] | None = None
     baseline: str | None = None
     by: str = "algo"
 
     @classmethod
     def from_parameters(cls, values: Mapping[str, Any]) -> "CompareJob":
         """The job from what the notebook was given; None is the default. Raises one ValueError for all mistakes."""
-        own = {"runs": _as_list, "metrics": _as_list, "baseline": _as_text, "by": _as_text}
+        own = {"runs": _as_list, "metrics": _as_list, "baseline": _as_value, "by": _as_text}
         given, _ = _read(values, own, ())
         fields = [field.name for field in dataclasses.fields(Config)]
         if given.get("by", "algo") not in fields:
@@ -144,7 +158,7 @@ def find_runs(patterns) -> list[Path]:
     found: dict[Path, None] = {}
     for pattern in _as_list(patterns):
         for base in (Path(), *Path.cwd().parents):
-            here = [Path(p) for p in sorted(glob.glob(str(base / Path(pattern).expanduser())))]
+            here = [Path(p) for p in sorted(glob.glob(os.path.expanduser(base / pattern)))]
             here = [p for p in here if (p / "metrics.jsonl").is_file()]
             if here:
                 found |= dict.fromkeys(here)
@@ -172,8 +186,8 @@ def resolve(name: str) -> Path | None:
     """The folder of this name, from the working directory or the folders above it; None if there is none."""
     if name == "laptop" or not name:
         return None
-    bases = (Path(), *Path.cwd().parents)
-    return next((base / name for base in bases if (base / name).expanduser().is_dir()), None)
+    folders = (Path(os.path.expanduser(base / name)) for base in (Path(), *Path.cwd().parents))
+    return next((folder for folder in folders if os.path.isdir(folder)), None)
 
 
 # ---- responses to read
@@ -198,7 +212,7 @@ def print_responses(rows: pd.DataFrame, n: int = 3) -> None:
 
 def _read(values: Mapping[str, Any], own: Mapping[str, Callable], passed_on: tuple[str, ...]):
     """(own parameters read by their functions, the rest by name); one ValueError for all mistakes."""
-    known, errors, given, rest = [*own, *passed_on], [], {}, {}
+    known, errors, given, rest = list(dict.fromkeys([*own, *passed_on])), [], {}, {}
     for name, value in values.items():
         if name not in known:
             errors.append(f"{name}: unknown parameter{hint(name, known)}")
@@ -225,15 +239,32 @@ def _as_list(value) -> tuple[str, ...]:
             value = text.strip("[]").split(",")
     if isinstance(value, (list, tuple, set)) and all(isinstance(item, (str, Path)) for item in value):
         items = tuple(text for item in value if (text := str(item).strip().strip("'\"")))
-        if items:
+        if items and not any(map(unusable_path, items)):
             return items
-    raise ValueError(f"got {value!r}, expected names with commas between them, or a list of names")
+    raise ValueError(f"got {shown(value)}, expected names with commas between them, or a list of names")
 
 
 def _as_text(value) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"got {value!r}, expected text")
+        raise ValueError(f"got {shown(value)}, expected text")
     return value
+
+
+def _as_value(value) -> str:
+    """A field's value as text: papermill hands over ``baseline=0.001`` as a number."""
+    return str(value) if isinstance(value, (int, float)) else _as_text(value)
+
+
+def _as_prompts(value) -> tuple[str, ...]:
+    names, errors = _as_list(value), []
+    for name in names:
+        try:
+            load_prompt(name)
+        except ValueError as error:
+            errors.append(str(error).removeprefix("prompt: "))
+    if errors:
+        raise ValueError("; ".join(errors))
+    return names
 
 
 def _like(field: str) -> Callable:

@@ -6,9 +6,12 @@ from difflib import get_close_matches
 
 import pandas as pd
 
+from rlkit.checks import shown
 from rlkit.evaluation import Evaluation
-from rlkit.runs import Run
+from rlkit.runs import METRICS, Run
 from rlkit.stats import mean_interval, wilson_interval
+
+COMPARED = ("val_reward", "reward", "response_length", "token_entropy")     # what compare.ipynb draws by default
 
 
 def category_table(results: Mapping[str, Evaluation]) -> pd.DataFrame:
@@ -37,9 +40,58 @@ def group_runs(runs: Sequence[Run], by: str = "algo") -> dict[str, list[Run]]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         config = run.config
+        if by != "algo" and by not in config:
+            raise ValueError(f"by: {run.name} has no {by!r} in its config.json{hint(by, config)}")
         value = config["algorithm"]["name"] if by == "algo" else config[by]
         groups.setdefault(str(value), []).append(run)
     return groups
+
+
+def find_group(groups: Mapping[str, Sequence[Run]], baseline=None) -> str:
+    """The name of the group that a baseline means; None is the first one.
+
+    Numbers are compared as numbers (0.001 is 1e-3), words whatever their case (true is True).
+    """
+    if baseline is None:
+        return next(iter(groups))
+    for same in (str, _plain):
+        for name in groups:
+            if same(name) == same(baseline):
+                return name
+    raise ValueError(f"baseline: got {shown(baseline)}{hint(str(baseline), groups)}")
+
+
+def _plain(value) -> float | str:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return str(value).casefold()
+
+
+def shared_metrics(runs: Sequence[Run], metrics: Sequence[str] | None = None) -> tuple[str, ...]:
+    """The metrics to compare: these, which every run must have, or by default those of ``COMPARED`` that all have."""
+    tables = [(run.name, run.metrics.dropna(axis="columns", how="all")) for run in runs]
+    empty = [name for name, table in tables if table.empty]
+    if empty:
+        raise ValueError(f"runs: no step is logged yet in {', '.join(empty)}; expected runs with metrics")
+    names = list(dict.fromkeys(name for _, table in tables for name in table if name != "step"))
+    lacking = {metric: [name for name, table in tables if metric not in table] for metric in metrics or COMPARED}
+    if metrics is None:
+        metrics = [metric for metric, without in lacking.items() if not without]
+        if not metrics:
+            raise ValueError(f"metrics: none of {', '.join(COMPARED)} is in every run; name some of {', '.join(names)}")
+        return tuple(metrics)
+    errors = []
+    for metric, without in lacking.items():
+        if metric not in names:
+            unvalidated = metric.startswith("val_") and metric in METRICS
+            errors.append(f"no run has {metric!r}" + (" (made without validation, n_val=0), expected one of "
+                                                      f"{', '.join(names)}" if unvalidated else hint(metric, names)))
+        elif without:
+            errors.append(f"{metric!r} is not in {', '.join(without)}")
+    if errors:
+        raise ValueError(f"metrics: {'; '.join(errors)}")
+    return tuple(metrics)
 
 
 def final_table(groups: Mapping[str, Sequence[Run]], metric: str = "val_reward") -> pd.DataFrame:
@@ -56,17 +108,14 @@ def final_table(groups: Mapping[str, Sequence[Run]], metric: str = "val_reward")
     return pd.DataFrame(rows).set_index("group").round(3)
 
 
-def difference_table(groups: Mapping[str, Sequence[Run]], baseline: str | None = None,
+def difference_table(groups: Mapping[str, Sequence[Run]], baseline: str | float | None = None,
                      metric: str = "val_reward") -> pd.DataFrame:
     """Each group's last value minus the baseline group's, seed by seed, with the 95 % interval of the mean.
 
     Runs are paired by their seed, which gives them the same problems in the same order. A verdict is read off the
     interval alone: with fewer than two common seeds there is none.
     """
-    names = list(groups)
-    baseline = names[0] if baseline is None else baseline
-    if baseline not in groups:
-        raise ValueError(f"baseline: got {baseline!r}{hint(baseline, names)}")
+    names, baseline = list(groups), find_group(groups, baseline)
     reference, rows = {run.config["seed"]: _ends(run, metric)[1] for run in groups[baseline]}, []
     for name in names:
         if name == baseline:
@@ -85,11 +134,12 @@ def difference_table(groups: Mapping[str, Sequence[Run]], baseline: str | None =
 def _ends(run: Run, metric: str) -> tuple[float, float]:
     table = run.metrics
     if metric not in table or table[metric].dropna().empty:
-        raise ValueError(f"metric: {run.name} has no {metric!r}; expected one of {', '.join(table.columns)}")
+        raise ValueError(f"metric: {run.name} has no {metric!r}{hint(metric, table.columns)}")
     values = table[metric].dropna()
     return float(values.iloc[0]), float(values.iloc[-1])
 
 
 def hint(name: str, known) -> str:
+    """What may have been meant by this name: "; did you mean 'lr'?", or all that there is."""
     close = get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; expected one of {', '.join(known)}"

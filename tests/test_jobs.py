@@ -10,7 +10,7 @@ import pytest
 
 from rlkit.jobs import CompareJob, EvaluateJob, find_runs, parameters
 from rlkit.runs import load_run
-from rlkit.tables import category_table, difference_table, final_table, group_runs
+from rlkit.tables import category_table, difference_table, final_table, find_group, group_runs, shared_metrics
 
 SHORT = {"n_steps": 2, "rollout_batch_size": 16, "group_size": 4, "n_train": 64, "n_val": 8, "n_val_final": 8,
          "max_tokens": 16, "gradient_accumulation_steps": 2}
@@ -123,6 +123,10 @@ def test_evaluate_takes_a_runs_folder(repo, trained, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     shown = texts(json.loads((tmp_path / "out.ipynb").read_text()))
     assert "8 problems x 2 samples, r1_zero" in shown and "three_shot" not in shown
+    done = papermill(repo, tmp_path, "evaluate", "-p", "model", run, "-p", "n_problems", "8", "-p", "temperature", "0",
+                     short=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "8 problems x 1 samples, r1_zero" in texts(json.loads((tmp_path / "out.ipynb").read_text()))
 
 
 def test_compare_refuses_what_is_no_run(repo, trained, tmp_path):
@@ -153,6 +157,10 @@ def test_parameters_are_the_plain_values_and_remembered():
     ({"fast": "maybe"}, "fast: 'maybe' is not true or false"),
     ({"prompts": 7}, "prompts: got 7"),
     ({"temperature": "nan"}, "temperature"),
+    ({"temperature": -1}, "temperature: got -1, expected a number >= 0"),
+    ({"prompts": "question_only,r1_zer"}, "prompts: got 'r1_zer', expected .* did you mean 'r1_zero'"),
+    ({"prompts": "a\0b"}, "prompts: got .*expected names"), ({"model": "a\0b"}, "model: got .*NUL"),
+    ({"model": "runs/a/b"}, "model: no folder 'runs/a/b'"),
 ])
 def test_evaluate_job_refuses_by_name(values, message):
     with pytest.raises(ValueError, match=message.replace("?", r"\?")):
@@ -165,20 +173,36 @@ def test_lists_may_arrive_as_text(value):
     assert EvaluateJob.from_parameters({"prompts": value}).prompts == ("r1_zero", "question_only")
 
 
+def test_temperature_0_evaluates_greedily_one_response_each():
+    for zero in (0, 0.0, "0"):
+        job = EvaluateJob.from_parameters({"temperature": zero, "n_samples": 4})
+        assert (job.temperature, job.n_samples, job.config.temperature) == (0, 1, 1)
+    job = EvaluateJob.from_parameters({"temperature": 0.5, "n_samples": 4})
+    assert (job.temperature, job.n_samples, job.config.temperature) == (0.5, 4, 0.5)
+    assert EvaluateJob.from_parameters({}).temperature == 1
+
+
 def test_compare_job_refuses_by_name():
     assert CompareJob.from_parameters({"runs": "a,b", "metrics": None}).runs == ("a", "b")
     with pytest.raises(ValueError, match="runs: got nothing"):
         CompareJob.from_parameters({})
+    for value, text in ((0.001, "0.001"), ("1e-3", "1e-3"), (7, "7"), (True, "True")):
+        assert CompareJob.from_parameters({"runs": "a", "baseline": value}).baseline == text
+    with pytest.raises(ValueError, match="baseline: got \\[1\\], expected text"):
+        CompareJob.from_parameters({"runs": "a", "baseline": [1]})
+    with pytest.raises(ValueError, match="runs: got .*expected names"):
+        CompareJob.from_parameters({"runs": "a\0*"})
     with pytest.raises(ValueError, match="by: got 'sed', expected a field of Config; did you mean 'seed'"):
         CompareJob.from_parameters({"runs": "a", "by": "sed"})
 
 
-def make_run(folder, algo, seed, values):
+def make_run(folder, algo, seed, values, metric="val_reward", **fields):
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"algo": algo, "algorithm": {"name": algo}, "seed": seed,
-                                                    "n_steps": 40, "model": "laptop"}))
+                                                    "n_steps": 40, "model": "laptop"} | fields))
     (folder / "metrics.jsonl").write_text("".join(
-        json.dumps({"step": 20 * i, "val_reward": v, "val_reward_se": 0.02}) + "\n" for i, v in enumerate(values)))
+        json.dumps({"step": 20 * i, metric: v, f"{metric}_se": 0.02}) + "\n" for i, v in enumerate(values)))
+    return load_run(folder)
 
 
 def test_tables_of_several_seeds(tmp_path, monkeypatch):
@@ -202,6 +226,52 @@ def test_tables_of_several_seeds(tmp_path, monkeypatch):
     assert gaps.loc["rft - grpo", "verdict"] == "no interval"
     with pytest.raises(ValueError, match="baseline: got 'grp'; did you mean 'grpo'"):
         difference_table(groups, "grp")
+
+
+def test_a_baseline_is_found_by_its_value(tmp_path):
+    runs = [make_run(tmp_path / f"r{i}", "grpo", 0, [0.1], lr=lr, autocast=i > 0, n_val=256)
+            for i, lr in enumerate((1e-4, 1e-3, 2.0))]
+    groups = group_runs(runs, "lr")
+    assert list(groups) == ["0.0001", "0.001", "2.0"] and find_group(groups) == "0.0001"
+    for value in (0.001, "0.001", "1e-3", "1E-3", " .001"):
+        assert find_group(groups, value) == "0.001"
+        assert "0.0001 - 0.001" in difference_table(groups, value).index
+    assert find_group(groups, 2) == find_group(groups, "2") == "2.0"
+    assert find_group(group_runs(runs, "autocast"), "true") == find_group(group_runs(runs, "autocast"), True) == "True"
+    with pytest.raises(ValueError, match="baseline: got 0.002.*"):
+        find_group(groups, 0.002)
+    with pytest.raises(ValueError, match="by: r0 has no 'top_p' in its config.json"):
+        group_runs(runs, "top_p")
+
+
+def test_metrics_are_checked_against_what_the_runs_have(tmp_path):
+    validated = [make_run(tmp_path / f"v{i}", "grpo", i, [0.1, 0.5]) for i in (0, 1)]
+    plain = [make_run(tmp_path / f"p{i}", "grpo", i, [0.2, 0.4], "reward") for i in (0, 1)]
+    assert shared_metrics(validated) == ("val_reward",) and shared_metrics(plain) == ("reward",)
+    assert final_table(group_runs(plain), "reward").loc["grpo", ["start", "end"]].tolist() == [0.2, 0.4]
+    for runs, metrics, message in (
+            (validated, ["val_rewrd"], "metrics: no run has 'val_rewrd'; did you mean 'val_reward'"),
+            (plain, ["val_reward"], "metrics: no run has 'val_reward' .made without validation, n_val=0."),
+            (validated + plain, ["val_reward"], "metrics: 'val_reward' is not in p0, p1"),
+            (validated + plain, None, "metrics: none of val_reward, reward, .* is in every run")):
+        with pytest.raises(ValueError, match=message):
+            shared_metrics(runs, metrics)
+    (tmp_path / "p0/metrics.jsonl").write_text("")
+    with pytest.raises(ValueError, match="runs: no step is logged yet in p0"):
+        shared_metrics(plain)
+
+
+def test_runs_without_validation_are_compared_by_their_rewards(repo, tmp_path):
+    for seed in (0, 1):
+        for lr, end in ((1e-4, 0.4), (1e-3, 0.6)):
+            make_run(tmp_path / f"runs/{lr}-{seed}", "grpo", seed, [0.2, end], "reward", lr=lr)
+    done = papermill(repo, tmp_path, "compare", "-p", "runs", "runs/*", "-p", "by", "lr", "-p", "baseline", "1e-4",
+                     short=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    shown = texts(json.loads((tmp_path / "out.ipynb").read_text()))
+    assert "by reward" in shown and "0.001 - 0.0001" in shown and "train_reward_last_10" in shown
+    done = papermill(repo, tmp_path, "compare", "-p", "runs", "runs/*", "-p", "metrics", "rewrd", short=False)
+    assert done.returncode == 1 and "metrics: no run has 'rewrd'; did you mean 'reward'?" in done.stderr
 
 
 def test_category_table_counts_and_intervals():

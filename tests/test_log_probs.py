@@ -206,7 +206,8 @@ def test_width_0_has_no_log_probs():
 
 @pytest.mark.parametrize("changes, message", [
     ({"temperature": "1"}, "temperature: got '1', expected a positive number"),
-    ({"temperature": None}, "temperature: got None"), ({"temperature": math.inf}, "temperature: got inf"), ({"temperature": True}, "temperature: got True"),
+    ({"temperature": None}, "temperature: got None"), ({"temperature": math.inf}, "temperature: got inf"),
+    ({"temperature": True}, "temperature: got True"),
     ({"input_ids": [[1, 2]]}, r"input_ids: got \[\[1, 2\]\], expected a tensor"),
     ({"input_ids": torch.zeros(3, dtype=torch.long)}, r"input_ids: got shape \(3,\)"),
     ({"labels": [[1]]}, "labels: got"),
