@@ -79,7 +79,7 @@ $(VENV)-bench/.installed: $(VENV)/.installed
 
 # the trainer stays in its own venv; this one holds only the server, and the sampler finds it by itself (3.4 GB)
 test-vllm: $(VENV)/.installed $(VENV)-vllm/.installed
-	pytest -m vllm tests/engine
+	pytest -n $(WORKERS) --dist loadgroup -m vllm tests/engine
 
 $(VENV)-vllm/.installed: $(VENV)/.installed tests/engine/install.py
 	python tests/engine/install.py $(VENV)-vllm
