@@ -55,7 +55,7 @@ def find_vllm(python: str | None = None) -> VLLMInstall | None:
 
 def vllm_missing() -> str:
     """How to get a vLLM, for error messages."""
-    return ("no vLLM found: on a machine with a GPU `pip install 'rlkit-workbook[gpu]'`, on a CPU `make test-vllm` "
+    return ("no vLLM found; on a machine with a GPU `pip install 'rlkit-workbook[gpu]'`, on a CPU `make test-vllm` "
             "(it builds .venv-vllm; tests/engine/install.py does the same), or set RLKIT_VLLM_PYTHON to a Python that "
             "has it, or use sampler=transformers")
 
@@ -106,7 +106,7 @@ def doctor() -> dict:
         core.insert(0, f"Python 3.11 or newer (this is {report['python']})")
     small = [f"about {PRESET_GB['laptop']} GB of free memory ({report['memory_gb']:.0f} GB here)"
              ] if report["memory_gb"] and report["memory_gb"] < PRESET_GB["laptop"] else []
-    need_vllm = [vllm_error or vllm_missing()] if vllm is None else []
+    need_vllm = ["vLLM (none found)"] if vllm is None else []
     pins = {r.name: r for r in wanted["cpu-vllm"].values()} | {r.name: r for r in wanted["gpu"].values()}
     if vllm and vllm.package in pins and not _fits(pins[vllm.package], vllm.version):
         need_vllm.append(f"{vllm.package}{pins[vllm.package].specifier} (found {vllm.version} in {vllm.python})")
@@ -127,11 +127,11 @@ def doctor() -> dict:
         "olmo-one-gpu": core + cuda_torch + (need_vllm or gpu_only) + one_gpu,
         "olmo-two-gpus": core + cuda_torch + (need_vllm or gpu_only) + two_gpus + not_here,
     }
-    print(_page(report), flush=True)
+    print(_page(report, vllm_error or vllm_missing()), flush=True)
     return report
 
 
-def _page(report: dict) -> str:
+def _page(report: dict, no_vllm: str) -> str:
     gpus = ", ".join(f"{gpu['name']} ({gpu['memory_gb']:.0f} GB)" for gpu in report["gpus"]) or "none"
     memory = f"{report['memory_gb']:.0f} GB" if report["memory_gb"] else "unknown"
     vllm = report["vllm"]
@@ -139,7 +139,7 @@ def _page(report: dict) -> str:
              f"GPUs: {gpus}",
              "packages: " + ", ".join(f"{name} {report['packages'][name] or '-'}" for name in SHOWN),
              f"vLLM server: {vllm['package']} {vllm['version']}, {'this Python' if vllm['here'] else vllm['python']}"
-             if vllm else "vLLM server: none",
+             if vllm else f"vLLM server: {no_vllm}",
              "FlashAttention-2 is optional: attention is SDPA without it"
              if not report["packages"]["flash-attn"] else "FlashAttention-2: installed"]
     for path, lacks in report["lacks"].items():
