@@ -222,7 +222,7 @@ def test_references_agree_with_the_collected_faults(faults):
     assert [reference("last_boxed", text) for text in boxes] == [None, r"\frac{1}{2}", "72", None]
 
 
-# ---- find the bug -----------------------------------------------------------------------------------------------------
+# ---- find the bug ----------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", bugs.BUGS)
 def test_a_bug_shows_and_goes_away(name, capsys):

@@ -307,8 +307,8 @@ def get_bug(name: str) -> Bug:
     if name in BUGS:
         return BUGS[name]
     close = get_close_matches(str(name), BUGS, n=1)
-    raise ValueError(f"bug: got {name!r}, expected one of {', '.join(BUGS)}"
-                     + (f"; did you mean {close[0]!r}?" if close else ""))
+    raise ValueError(f"bug: got {name!r}; " + (f"did you mean {close[0]!r}? " if close else "")
+                     + f"expected one of {', '.join(BUGS)}")
 
 
 def symptom(name: str, mine: Callable | None = None):

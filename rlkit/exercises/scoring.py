@@ -122,8 +122,8 @@ def mask_is_label_not_pad(prompts, outputs, tokenizer):
     return _tokenized(prompts, outputs, tokenizer, lambda n_prompt, n_row, labels, pad: labels != pad)
 
 
-@tokenize_prompt_and_output.mistake("the mask is `labels != pad` with end-of-text as pad: the prompt is trained on, and "
-                                    "the response's own end is not")
+@tokenize_prompt_and_output.mistake("the mask is `labels != pad` with end-of-text as pad: the prompt is trained on, "
+                                    "and the response's own end is not")
 def mask_is_label_not_eos(prompts, outputs, tokenizer):
     return _tokenized(prompts, outputs, tokenizer, lambda n_prompt, n_row, labels, pad: labels != pad,
                       pad=tokenizer.eos_token_id)
