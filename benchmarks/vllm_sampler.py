@@ -100,6 +100,9 @@ def main():
               f"log-prob gap mean {r['gap_mean']:.1e}, max {r['gap_max']:.1e}, ratio {r['ratio_min']:.4f} to "
               f"{r['ratio_max']:.4f} over {r['tokens']:,} tokens; load {os.getloadavg()[0]:.1f}", flush=True)
     if arguments.out:
+        results |= {"model": arguments.model, "prompts": arguments.prompts, "group": arguments.group,
+                    "max_tokens": arguments.tokens, "vllm": f"{find_vllm().package} {find_vllm().version}",
+                    "torch": torch.__version__, "threads": torch.get_num_threads(), "cores": os.cpu_count()}
         with open(arguments.out, "w") as file:
             json.dump(results, file, indent=1)
 

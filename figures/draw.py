@@ -9,9 +9,10 @@ from rlkit.stats import mean_interval
 HERE = Path(__file__).parent
 
 
-def recorded() -> dict[str, list]:
-    """algorithm -> its recorded runs, by seed."""
+def recorded(sampler="transformers") -> dict[str, list]:
+    """algorithm -> its recorded runs with this sampler, by seed."""
     runs = [load_run(path) for path in sorted((HERE / "runs").glob("*-seed*"))]
+    runs = [run for run in runs if run.config["sampler"] == sampler]
     names = dict.fromkeys(run.config["algo"] for run in runs)
     return {algo: [run for run in runs if run.config["algo"] == algo] for algo in names}
 
@@ -30,10 +31,23 @@ def table(groups) -> pd.DataFrame:
     return pd.DataFrame(rows).T.rename_axis("algo")
 
 
+def difference(runs, others) -> tuple[float, float, float]:
+    """Mean difference of the final accuracy, seed by seed, and its 95 % interval."""
+    ends, reference = ({run.config["seed"]: run.summary["val_end"] for run in group} for group in (runs, others))
+    return mean_interval([ends[seed] - reference[seed] for seed in sorted(ends.keys() & reference.keys())])
+
+
+def in_words(name, found) -> str:
+    return f"{name}: {found[0]:.3f}, 95 % interval {found[1]:.3f} to {found[2]:.3f}"
+
+
 if __name__ == "__main__":
     groups = recorded()
     plots.seeds(groups).savefig(HERE / "laptop_accuracy.png", dpi=110)
     print(table(groups).to_string())
-    both = [[run.summary["val_end"] for run in groups[algo]] for algo in ("drgrpo", "grpo")]
-    mean, low, high = mean_interval([a - b for a, b in zip(*both)])
-    print(f"drgrpo - grpo, by seed: mean {mean:.3f}, 95 % interval {low:.3f} to {high:.3f}")
+    print(in_words("drgrpo - grpo, by seed", difference(groups["drgrpo"], groups["grpo"])))
+    for algo, runs in recorded("vllm").items():
+        ends = [run.summary["val_end"] for run in runs]
+        print(", ".join(f"{end:.3f}" for end in ends), in_words(f"{algo} by vLLM", mean_interval(ends)))
+        print(in_words(f"{algo}, vLLM - in process, by seed", difference(runs, groups[algo])))
+        print("largest log-prob gap", max(run.metrics.logprob_gap_max.max() for run in runs))

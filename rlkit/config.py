@@ -296,7 +296,7 @@ def _check_together(config: Config, algorithm) -> list[str]:
         errors.append(f"autocast: got True with dtype {config.dtype}, expected dtype float32 (bfloat16 weights need "
                       "no autocast)")
     if config.weight_sync != "auto" and config.sampler != "vllm":
-        errors.append(f"weight_sync: got {config.weight_sync!r} with sampler {config.sampler!r}, which samples from the "
+        errors.append(f"weight_sync: got {config.weight_sync!r} with sampler {config.sampler!r}, which has the "
                       "policy's own weights; expected auto, or sampler vllm")
     if config.resume and config.run_dir is None:
         errors.append("run_dir: got None with resume=True, expected the folder of the run to go on with")

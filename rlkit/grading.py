@@ -12,9 +12,9 @@ What keeps it exact, quick and safe in any thread: a numeric gold is settled by 
 math-verify (sympy) is handed only short text whose every token and exponent ``_safe_for_sympy`` has looked at, with its
 signal-based timeouts off. Nothing is evaluated as code.
 
-Where people differ, this file and quantities.py decide: a percent sign is a unit (50% is 50, not 0.5) and so is "dozen"; rounding is not
-equality (0.333 is not 1/3); a plain blank parts two numbers (7 2 is not 72), a no-break or thin space groups thousands;
-two candidates, a negation or a doubt is no answer, whichever number it names.
+Where people differ, this file and quantities.py decide: a percent sign is a unit (50% is 50, not 0.5) and so is
+"dozen"; rounding is not equality (0.333 is not 1/3); a plain blank parts two numbers (7 2 is not 72), a no-break or
+thin space groups thousands; two candidates, a negation or a doubt is no answer, whichever number it names.
 """
 import logging
 import math

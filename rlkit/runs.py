@@ -116,7 +116,7 @@ class Run:
 
     @property
     def summary(self) -> dict:
-        """The run in one row: validation accuracy at its start and end, the last train reward, seconds (clock and CPU)."""
+        """The run in one row: validation accuracy at start and end, the last train reward, seconds (clock and CPU)."""
         config, metrics = self.config, self.metrics
         row = {"run": self.name, "algo": config["algorithm"]["name"], "model": config["model"],
                "seed": config["seed"], "steps": int(metrics.step.max()) if len(metrics) else 0,

@@ -333,7 +333,7 @@ def limited_threads(n: int):
 # ---- small things
 
 def sampler_options(config) -> dict:
-    """What ``make_sampler`` is told beyond the model: vLLM computes in the precision that the train step computes in."""
+    """What ``make_sampler`` is told beyond the model: vLLM computes in the train step's precision."""
     if config.sampler != "vllm":
         return {}
     return {"weight_sync": config.weight_sync, "dtype": "bfloat16" if config.autocast else None}

@@ -58,7 +58,8 @@ REFUSED = [("1e-5 ", "lr", "is not a number"), (" 1e-5", "lr", "is not a number"
            (7, "model", "expected text"),
            (-1e-5, "lr", ">= 0"), (0, "group_size", ">= 1"), (1.0, "adam_beta1", "up to but not including 1"),
            ("vlm", "sampler", "did you mean 'vllm'"), ("drgpo", "algo", "did you mean 'drgrpo'"),
-           ("ncl", "weight_sync", "did you mean 'nccl'"), ("olm", "preset", "did you mean 'olmo'"), ("r1_zeros", "prompt", "did you mean 'r1_zero'"),
+           ("ncl", "weight_sync", "did you mean 'nccl'"),
+           ("olm", "preset", "did you mean 'olmo'"), ("r1_zeros", "prompt", "did you mean 'r1_zero'"),
            ("/nowhere/p.txt", "prompt", "text file"), ("./nowhere", "model", "no folder"),
            ("float16", "dtype", "expected one of"), ("cuda:x", "device", "cuda:0"),
            (0.0, "temperature", "> 0"), ("  ", "model", "empty text")]

