@@ -93,7 +93,8 @@ def test_mmlu_letter(response, letter):
 
 @pytest.mark.parametrize("response, number", [
     ("She has 3 + 4 = 7 apples.", "7"), ("It costs $1,250.50.", "1250.50"), ("-3", "-3"), ("5-3=2", "2"),
-    ("none", None), ("about \u221212", "-12"), ("$-4", "-4"), ("", None), ("10 - 20 = -10.", "-10"), ("#### 72\n", "72"), ("x2", None),
+    ("none", None), ("about \u221212", "-12"), ("$-4", "-4"), ("", None), ("10 - 20 = -10.", "-10"),
+    ("#### 72\n", "72"), ("x2", None),
 ])
 def test_gsm8k_number(response, number):
     assert parse_gsm8k_response(response) == number
