@@ -60,6 +60,15 @@ def vllm_missing() -> str:
             "has it, or use sampler=transformers")
 
 
+def vllm_unpinned(vllm: VLLMInstall, wanted: dict | None = None) -> str:
+    """The pin that this vLLM misses, as "vllm==0.32.0 (found 0.33.0 in <python>)"; empty if it misses none."""
+    wanted = _requirements() if wanted is None else wanted
+    pin = (wanted["gpu"] | wanted["cpu-vllm"]).get(vllm.package)
+    if pin is None or _fits(pin, vllm.version):
+        return ""
+    return f"{vllm.package}{pin.specifier} (found {vllm.version} in {vllm.python})"
+
+
 def vllm_of(python: str) -> VLLMInstall | None:
     """The vLLM of one Python, by its packages' metadata."""
     here = os.path.abspath(python) == os.path.abspath(sys.executable)
@@ -107,9 +116,7 @@ def doctor() -> dict:
     small = [f"about {PRESET_GB['laptop']} GB of free memory ({report['memory_gb']:.0f} GB here)"
              ] if report["memory_gb"] and report["memory_gb"] < PRESET_GB["laptop"] else []
     need_vllm = ["vLLM (none found)"] if vllm is None else []
-    pins = {r.name: r for r in wanted["cpu-vllm"].values()} | {r.name: r for r in wanted["gpu"].values()}
-    if vllm and vllm.package in pins and not _fits(pins[vllm.package], vllm.version):
-        need_vllm.append(f"{vllm.package}{pins[vllm.package].specifier} (found {vllm.version} in {vllm.python})")
+    need_vllm += [vllm_unpinned(vllm, wanted)] if vllm and vllm_unpinned(vllm, wanted) else []
     gpu_only = [f"a GPU build of vLLM (found {vllm.package} {vllm.version})"] if vllm and vllm.on_cpu else []
     cuda_torch = ["a CUDA build of torch (found " f"{report['packages']['torch']})"
                   ] if "+cpu" in (report["packages"]["torch"] or "") else []

