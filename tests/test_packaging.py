@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import PackageNotFoundError, metadata
 
 import pytest
 import yaml
@@ -38,6 +39,19 @@ def test_pinned_versions_are_what_pyproject_asks_for(project, pins):
         assert requirement.specifier.contains(pins[canonical(requirement.name)]), requirement
     assert pins["torch"] == "2.13.0" and "==2.13.0" in next(r for r in wanted if r.startswith("torch"))
     assert SpecifierSet(">=5.16.1,<5.20") == Requirement(next(r for r in wanted if r.startswith("trans"))).specifier
+
+
+def test_pins_install_on_the_oldest_python(project, pins):
+    """Every pinned package that is here takes the Python with which requires-python begins, its first patch release."""
+    oldest = re.search(r">=\s*([\d.]+)", project["requires-python"])[1] + ".0"
+    wanted = {}
+    for name in pins:
+        try:
+            wanted[name] = metadata(name)["Requires-Python"] or ""
+        except PackageNotFoundError:
+            continue
+    assert len(wanted) > 80
+    assert {name: spec for name, spec in wanted.items() if not SpecifierSet(spec).contains(oldest)} == {}
 
 
 def test_conda_users_get_the_same_environment(repo, project):
