@@ -9,10 +9,9 @@ from rlkit.stats import mean_interval
 HERE = Path(__file__).parent
 
 
-def recorded(sampler="transformers") -> dict[str, list]:
-    """algorithm -> its recorded runs with this sampler, by seed."""
-    runs = [load_run(path) for path in sorted((HERE / "runs").glob("*-seed*"))]
-    runs = [run for run in runs if run.config["sampler"] == sampler]
+def recorded(folder="runs") -> dict[str, list]:
+    """algorithm -> its recorded runs, by seed; in the folder vllm_runs those with sampler=vllm."""
+    runs = [load_run(path) for path in sorted((HERE / folder).glob("*-seed*"))]
     names = dict.fromkeys(run.config["algo"] for run in runs)
     return {algo: [run for run in runs if run.config["algo"] == algo] for algo in names}
 
@@ -46,7 +45,7 @@ if __name__ == "__main__":
     plots.seeds(groups).savefig(HERE / "laptop_accuracy.png", dpi=110)
     print(table(groups).to_string())
     print(in_words("drgrpo - grpo, by seed", difference(groups["drgrpo"], groups["grpo"])))
-    for algo, runs in recorded("vllm").items():
+    for algo, runs in recorded("vllm_runs").items():
         ends = [run.summary["val_end"] for run in runs]
         print(", ".join(f"{end:.3f}" for end in ends), in_words(f"{algo} by vLLM", mean_interval(ends)))
         print(in_words(f"{algo}, vLLM - in process, by seed", difference(runs, groups[algo])))

@@ -23,7 +23,7 @@ def test_the_results_table_is_the_recorded_runs(draw, repo):
 
 
 def test_every_recorded_run_says_where_it_comes_from(draw):
-    for runs in draw.recorded().values():
+    for runs in [*draw.recorded().values(), *draw.recorded("vllm_runs").values()]:
         assert len(runs) >= 4
         for run in runs:
             provenance = run.config["provenance"]
@@ -34,7 +34,7 @@ def test_every_recorded_run_says_where_it_comes_from(draw):
 def test_the_figures_of_vllm_on_a_cpu_are_recorded_ones(draw, repo):
     """Accuracies from the runs, speed, sync and gaps from the benchmark's file."""
     readme = " ".join((repo / "README.md").read_text().split())
-    [runs] = draw.recorded("vllm").values()
+    [runs] = draw.recorded("vllm_runs").values()
     ends = [run.summary["val_end"] for run in runs]
     mean, low, high = draw.mean_interval(ends)
     assert [run.config["seed"] for run in runs] == [0, 1, 2, 3]
