@@ -192,6 +192,38 @@ def resolve(name: str) -> Path | None:
 
 # ---- responses to read
 
+def before_and_after(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The validation responses kept at a run's first and last evaluation; prints a line that says at which steps.
+
+    A run without validation has training rollouts instead, of the first and the last step kept; one that kept nothing
+    gives two empty frames, and a single step is the first frame alone.
+    """
+    rows = run.rollouts
+    if rows.empty:
+        print("no responses were kept: no validation was made, and no training rollouts (n_steps or rollouts_every 0)")
+        return rows, rows
+    validation = rows[rows.split == "validation"]
+    kept, what = (validation, "validation") if len(validation) else (rows, "no validation was made; training")
+    first, last = int(kept.step.min()), int(kept.step.max())
+    print(f"{what} responses of " + (f"step {first}, then of step {last}" if first < last else f"step {first} alone"))
+    return kept[kept.step == first], kept[kept.step == last].head(None if first < last else 0)
+
+
+def training_group(run: Run) -> pd.DataFrame:
+    """One group of the last training rollouts kept, the first with right and wrong responses if there is one.
+
+    Empty where a run kept none; then a line is printed that says why.
+    """
+    rows = run.rollouts
+    rows = rows[rows.split == "train"] if len(rows) else rows
+    if rows.empty:
+        print("no training responses were kept (n_steps or rollouts_every 0)")
+        return rows
+    last = rows[rows.step == rows.step.max()]
+    mixed = last.groupby("group").reward.transform("nunique") > 1
+    return last[last.group == (last[mixed] if mixed.any() else last).group.min()]
+
+
 def print_responses(rows: pd.DataFrame, n: int = 3) -> None:
     """Prints up to ``n`` responses (a frame with question or prompt, response, gold, and rewards if there are any)."""
     question = None

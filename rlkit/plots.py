@@ -14,6 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rlkit.stats import bands
+from rlkit.tables import check_seeds
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 STYLE = {
@@ -104,8 +105,9 @@ def seeds(groups: Mapping[str, Sequence], metrics: str | Sequence[str] = "val_re
     """Several algorithms, several seeds each: every seed a thin line, the mean thick, its 95 % interval a band.
 
     groups: name -> runs (or metrics tables). The band is Student's interval of the mean over the seeds, at the steps
-    that every seed has; with one seed there is none, and the legend says so.
+    that every seed has; with one seed there is none, and the legend says so. ValueError for two runs of one seed.
     """
+    check_seeds(groups)
     metrics = [metrics] if isinstance(metrics, str) else list(metrics)
     columns = min(2, len(metrics))
     fig, axes = figure(-(-len(metrics) // columns), columns, width=5.0, height=3.4)

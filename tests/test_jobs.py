@@ -8,9 +8,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rlkit.jobs import CompareJob, EvaluateJob, find_runs, parameters
+from rlkit.config import Config
+from rlkit.jobs import CompareJob, EvaluateJob, before_and_after, find_runs, parameters, training_group
 from rlkit.runs import load_run
-from rlkit.tables import category_table, difference_table, final_table, find_group, group_runs, shared_metrics
+from rlkit.tables import (category_table, comparison, difference_table, final_table, find_group, group_runs,
+                          shared_metrics, validation_table)
 
 SHORT = {"n_steps": 2, "rollout_batch_size": 16, "group_size": 4, "n_train": 64, "n_val": 8, "n_val_final": 8,
          "max_tokens": 16, "gradient_accumulation_steps": 2}
@@ -115,14 +117,30 @@ def test_a_failure_keeps_the_run_and_says_how_to_go_on(repo, tmp_path):
     assert run.finished and run.metrics.step.tolist() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("settings, said", [
+    (["-p", "n_val", "0"], ("no validation was made; the rewards of the training rollouts instead",
+                            "no validation was made; training responses of step 1, then of step 2")),
+    (["-p", "rollouts_every", "0", "-p", "n_steps", "1"], ("validation responses of step 0, then of step 1",
+                                                           "no training responses were kept")),
+    (["-p", "n_val", "0", "-p", "n_steps", "0"], ("nothing to draw", "no step was trained either",
+                                                  "no responses were kept", "no training responses were kept")),
+], ids=["no_validation", "no_rollouts", "nothing"])
+def test_a_run_that_measured_little_is_still_a_finished_job(repo, tmp_path, settings, said):
+    done = papermill(repo, tmp_path, "train", *settings)
+    assert done.returncode == 0, done.stderr[-3000:]
+    shown = texts(json.loads((tmp_path / "out.ipynb").read_text()))
+    assert [text for text in said if text not in shown] == [] and "'finished': True" in shown
+
+
 def test_evaluate_takes_a_runs_folder(repo, trained, tmp_path):
     folder, _ = trained
     [run] = find_runs(str(folder / "runs/*"))
     done = papermill(repo, tmp_path, "evaluate", "-p", "model", run, "-p", "n_problems", "8", "-p", "n_samples", "2",
-                     short=False)
+                     "-p", "sampler", "transformers", short=False)
     assert done.returncode == 0, done.stderr[-3000:]
     shown = texts(json.loads((tmp_path / "out.ipynb").read_text()))
-    assert "8 problems x 2 samples, r1_zero" in shown and "three_shot" not in shown
+    assert "8 problems x 2 samples, r1_zero; sampler transformers" in shown and "three_shot" not in shown
+    assert "unknown parameter" not in done.stderr
     done = papermill(repo, tmp_path, "evaluate", "-p", "model", run, "-p", "n_problems", "8", "-p", "temperature", "0",
                      short=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -139,6 +157,23 @@ def test_compare_refuses_what_is_no_run(repo, trained, tmp_path):
 
 
 # ---- the reading itself, without a kernel
+
+def test_every_parameter_of_a_job_is_in_its_parameters_cell(repo):
+    """Papermill warns about the others, though they work."""
+    for job, record in (("evaluate", EvaluateJob), ("compare", CompareJob)):
+        cells = json.loads((repo / "notebooks" / f"{job}.ipynb").read_text())["cells"]
+        [source] = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
+        named = {line.split(" =")[0] for line in source.splitlines() if not line.startswith("#")}
+        candidates = {*Config.__dataclass_fields__, *record.__dataclass_fields__}
+        taken = set()
+        for name in candidates:
+            try:
+                record.from_parameters({"runs": "a"} | {name: None} if job == "compare" else {name: None})
+                taken.add(name)
+            except ValueError as error:
+                assert "unknown parameter" in str(error) or name == "runs"
+        assert named == taken | ({"runs"} if job == "compare" else set())
+
 
 def test_parameters_are_the_plain_values_and_remembered():
     import math
@@ -196,10 +231,11 @@ def test_compare_job_refuses_by_name():
         CompareJob.from_parameters({"runs": "a", "by": "sed"})
 
 
-def make_run(folder, algo, seed, values, metric="val_reward", **fields):
+def make_run(folder, algo, seed, values, metric="val_reward", started=None, **fields):
     folder.mkdir(parents=True)
+    provenance = {"provenance": {"started": f"2026-01-{started:02}T12:00:00+0000"}} if started else {}
     (folder / "config.json").write_text(json.dumps({"algo": algo, "algorithm": {"name": algo}, "seed": seed,
-                                                    "n_steps": 40, "model": "laptop"} | fields))
+                                                    "n_steps": 40, "model": "laptop"} | provenance | fields))
     (folder / "metrics.jsonl").write_text("".join(
         json.dumps({"step": 20 * i, metric: v, f"{metric}_se": 0.02}) + "\n" for i, v in enumerate(values)))
     return load_run(folder)
@@ -226,6 +262,110 @@ def test_tables_of_several_seeds(tmp_path, monkeypatch):
     assert gaps.loc["rft - grpo", "verdict"] == "no interval"
     with pytest.raises(ValueError, match="baseline: got 'grp'; did you mean 'grpo'"):
         difference_table(groups, "grp")
+
+
+def names(groups):
+    return {name: [run.name for run in runs] for name, runs in groups.items()}
+
+
+def test_a_seed_counts_once_the_run_started_last(tmp_path):
+    from rlkit.plots import seeds
+    runs = [make_run(tmp_path / name, algo, 0, [0.1, 0.5, end], started=day)
+            for name, algo, end, day in (("a", "grpo", 0.6, 3), ("b", "grpo", 0.6, 1), ("c", "drgrpo", 0.7, 4),
+                                         ("d", "drgrpo", 0.7, 2), ("e", "drgrpo", 0.7, 5))]
+    (tmp_path / "a/config.json").write_text((tmp_path / "a/config.json").read_text().replace(
+        "2026-01-03T12:00:00+0000", "2026-01-01T11:30:00-0100"))           # half an hour after b, by the other clock
+    for refused in (final_table, difference_table, seeds):
+        with pytest.raises(ValueError, match="groups: a, b of 'grpo' all have seed 0; expected one run of each seed"):
+            refused(group_runs(runs))
+    groups, notes = comparison(runs)
+    assert names(groups) == {"grpo": ["a"], "drgrpo": ["e"]}
+    assert notes == ["grpo: several runs of seed 0; the latest of each seed counts: a; left out: b",
+                     "drgrpo: several runs of seed 0; the latest of each seed counts: e; left out: c, d"]
+    table, gaps = final_table(groups), difference_table(groups)
+    assert table.seeds.tolist() == [1, 1] and table[["low", "high"]].isna().all(axis=None)
+    assert gaps.loc["drgrpo - grpo", ["seeds", "verdict"]].tolist() == [1, "no interval"]
+    [label] = [text.get_text() for text in seeds({"grpo": groups["grpo"]}).axes[0].get_legend().get_texts()]
+    assert label == "grpo (one seed, no interval)"
+
+
+def test_a_run_at_its_last_step_goes_before_a_later_one_that_stopped(tmp_path):
+    runs = [make_run(tmp_path / "done", "grpo", 0, [0.1, 0.5, 0.6], started=1),
+            make_run(tmp_path / "stopped", "grpo", 0, [0.1, 0.5], started=2),
+            make_run(tmp_path / "going", "grpo", 1, [0.1], started=3)]
+    groups, notes = comparison(runs)
+    assert names(groups) == {"grpo": ["done", "going"]}
+    assert notes[0].endswith("counts: done; left out: stopped")
+    assert notes[1] == "not at the last step, taken where they are: going (0 of 40)"
+
+
+def test_what_runs_differ_in_besides_the_group_and_the_seed_is_said(tmp_path):
+    def run(name, algo, seed, **fields):
+        return make_run(tmp_path / name, algo, seed, [0.1, 0.5, 0.6], threads=seed, run_dir=name, **fields)
+    same = [run(f"{algo}{seed}", algo, seed, lr=1e-4) for algo in ("grpo", "rft") for seed in (0, 1)]
+    assert comparison(same)[1] == []
+    groups, notes = comparison([*same[:2], run("x0", "rft", 0, lr=1e-3, n_steps=10), run("x1", "rft", 1, lr=1e-3)])
+    assert notes == ["rft: its runs differ in more than the seed: n_steps 10 / 40",
+                     "groups differ in more than algo: n_steps 40 / 10, 40, lr 0.0001 / 0.001 (grpo / rft)"]
+    _, notes = comparison([same[0], run("y0", "grpo", 0, lr=1e-3), run("y1", "grpo", 1, lr=1e-3)], "lr")
+    assert notes == []
+    _, notes = comparison([same[0], run("z0", "grpo", 0, lr=1e-3)])        # a sweep whose `by` was forgotten
+    assert notes[0].endswith("(they differ in lr 0.0001 / 0.001)")
+
+
+def test_what_follows_from_the_algorithm_is_no_difference_of_its_own(tmp_path):
+    shared = {"rollout_batch_size": 128, "max_tokens": 64}
+    rows = [("grpo", {"off_policy": False, "loss_normalization": "sequence", "cliprange": None}, 128, None, None),
+            ("drgrpo", {"off_policy": False, "loss_normalization": "constant", "cliprange": None}, 128, None, 8192.0),
+            ("offpolicy_clip", {"off_policy": True, "loss_normalization": "sequence", "cliprange": 0.2}, 8, 0.2, None)]
+    runs = [make_run(tmp_path / name, name, 0, [0.1, 0.5, 0.6], algorithm={"name": name} | algorithm, cliprange=clip,
+                     train_batch_size=size, normalization_constant=constant, **shared)
+            for name, algorithm, size, clip, constant in rows]
+    assert comparison(runs)[1] == []
+    other = make_run(tmp_path / "other", "offpolicy_clip", 1, [0.1, 0.5, 0.6], train_batch_size=32, cliprange=0.2,
+                     algorithm={"name": "offpolicy_clip"} | rows[2][1], normalization_constant=None, **shared)
+    assert comparison([*runs, other])[1] == [
+        "offpolicy_clip: its runs differ in more than the seed: train_batch_size default / 32",
+        "groups differ in more than algo: train_batch_size default / default / default, 32 "
+        "(grpo / drgrpo / offpolicy_clip)"]
+
+
+def test_a_run_without_a_step_is_left_out(tmp_path):
+    runs = [make_run(tmp_path / "a", "grpo", 0, [0.1, 0.5, 0.6]), make_run(tmp_path / "new", "rft", 1, [])]
+    groups, notes = comparison(runs)
+    assert names(groups) == {"grpo": ["a"]} and notes == ["left out, no step is logged yet: new"]
+    with pytest.raises(ValueError, match="runs: no step is logged yet in new; expected runs with metrics"):
+        comparison(runs[1:])
+
+
+def test_validation_table_falls_back_on_training_rewards(tmp_path, capsys):
+    run = make_run(tmp_path / "a", "grpo", 0, [0.1, 0.5])
+    assert validation_table(run).val_reward.tolist() == [0.1, 0.5] and capsys.readouterr().out == ""
+    run = make_run(tmp_path / "b", "grpo", 0, [i / 100 for i in range(91)], "reward")
+    assert validation_table(run).reward.tolist() == [i / 10 for i in range(10)]      # ten of 91, evenly
+    assert "no validation was made; the rewards of the training rollouts instead" in capsys.readouterr().out
+
+
+def test_responses_before_and_after(tmp_path, capsys):
+    run = make_run(tmp_path / "a", "grpo", 0, [])
+    assert [len(rows) for rows in before_and_after(run)] == [0, 0] and training_group(run).empty
+
+    def write(*rows):
+        (run.path / "rollouts.jsonl").write_text("".join(json.dumps(dict(zip(
+            ("split", "step", "group", "reward"), row))) + "\n" for row in rows))
+        return before_and_after(run)
+    train = [("train", 1, 0, 1.0), ("train", 1, 0, 0.0), ("train", 9, 0, 1.0), ("train", 9, 0, 1.0),
+             ("train", 9, 1, 0.0), ("train", 9, 1, 1.0)]
+    before, after = write(*train)
+    assert (before.index.tolist(), after.index.tolist()) == ([0, 1], [2, 3, 4, 5])
+    assert training_group(run).index.tolist() == [4, 5]                    # the group with both
+    capsys.readouterr()
+    before, after = write(("validation", 0, 0, 0.0), *train, ("validation", 9, 0, 1.0))
+    assert (before.index.tolist(), after.index.tolist()) == ([0], [7])
+    before, after = write(*train, ("validation", 9, 0, 1.0))
+    assert len(before) == 1 and after.empty
+    assert capsys.readouterr().out == ("validation responses of step 0, then of step 9\n"
+                                       "validation responses of step 9 alone\n")
 
 
 def test_a_baseline_is_found_by_its_value(tmp_path):
@@ -265,11 +405,13 @@ def test_runs_without_validation_are_compared_by_their_rewards(repo, tmp_path):
     for seed in (0, 1):
         for lr, end in ((1e-4, 0.4), (1e-3, 0.6)):
             make_run(tmp_path / f"runs/{lr}-{seed}", "grpo", seed, [0.2, end], "reward", lr=lr)
+    make_run(tmp_path / "runs/new", "grpo", 2, [], lr=1e-4)
     done = papermill(repo, tmp_path, "compare", "-p", "runs", "runs/*", "-p", "by", "lr", "-p", "baseline", "1e-4",
                      short=False)
     assert done.returncode == 0, done.stderr[-3000:]
     shown = texts(json.loads((tmp_path / "out.ipynb").read_text()))
     assert "by reward" in shown and "0.001 - 0.0001" in shown and "train_reward_last_10" in shown
+    assert "left out, no step is logged yet: new" in shown and "seeds: {'0.0001': 2, '0.001': 2}" in shown
     done = papermill(repo, tmp_path, "compare", "-p", "runs", "runs/*", "-p", "metrics", "rewrd", short=False)
     assert done.returncode == 1 and "metrics: no run has 'rewrd'; did you mean 'reward'?" in done.stderr
 
