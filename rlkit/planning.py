@@ -18,13 +18,14 @@ from rlkit.log_probs import CHUNK_ELEMENTS
 from rlkit.models import check_device, choose_attention, model_location
 from rlkit.problems import load_problems
 from rlkit.prompts import load_prompt
-from rlkit.samplers.vllm_server import ONE_GPU_SHARE, place, vllm_importable
+from rlkit.samplers.vllm_server import ONE_GPU_SHARE, OWN_GPU_SHARE, place, vllm_importable
 from rlkit.samplers.weight_sync import choose_way
 from rlkit.sinks import check_sink
 
 # effective floating-point operations per second that the time estimate assumes, small matrices and overheads included
 FLOPS = {"cpu": 3e10, "mps": 2e12, "cuda": 5e13}
 GB = 1e9
+VLLM_SHM_BYTES = 200e6
 VLLM_CPU_BYTES = 4e9            # vLLM's processes (measured: 2.9 GB) and its cache (1 GiB) on a CPU
 
 
@@ -43,7 +44,9 @@ def plan(config, *, algorithm=None) -> dict:
         try:
             return function(*arguments)
         except Exception as error:          # whatever a file, the hub or a parser raises: report it and look further
-            errors.append(" ".join(str(error).split()) or repr(error))
+            line = " ".join(str(error).split()) or repr(error)
+            if line not in errors:          # the same dataset is read twice
+                errors.append(line)
 
     prompt = load_prompt(config.prompt)
     device = attempt(check_device, config.device) or torch.device("cpu")
@@ -100,6 +103,7 @@ def plan(config, *, algorithm=None) -> dict:
                      + ", ".join(f"{name} {_size(value)}" for name, value in memory.items()))
         if total > free:
             (errors if config.check_memory else warnings).append(too_little(config, device, total, free))
+        errors += server_shortages(config, install, device, architecture) if install else []
         result["disk"] = disk_estimate(config, architecture)
         result["tokens"] = token_estimate(config, lengths)
         result["seconds"] = time_estimate(config, architecture, lengths, device)
@@ -155,7 +159,8 @@ def _open_model(name: str, location: str):
         return AutoTokenizer.from_pretrained(location), model_shape(location)
     except (OSError, ValueError, KeyError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"model: could not load {name!r} ({first_line})") from error
+        raise ValueError(f"model: could not load {name!r} ({first_line}); expected 'laptop', a folder, or a hub id and "
+                         "a network that reaches the hub") from error
 
 
 def model_shape(location: str) -> dict:
@@ -177,6 +182,26 @@ def shape_of(model) -> dict:
             or 4 * config.hidden_size,
             "kv_width": 2 * (getattr(config, "num_key_value_heads", None) or heads) * head_size,
             "positions": getattr(config, "max_position_embeddings", None) or 10 ** 9}
+
+
+def server_shortages(config, install, device, shape: dict) -> list[str]:
+    """What the server would lack: room for the weights in its share of a GPU, that share itself, shared memory."""
+    lines = []
+    shm = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else VLLM_SHM_BYTES
+    if shm < VLLM_SHM_BYTES:
+        lines.append(f"/dev/shm: {_size(shm)} in all, vLLM's processes talk through {_size(VLLM_SHM_BYTES)} of it: "
+                     "start the container with --shm-size=1g")
+    if not install.on_cpu and torch.cuda.is_available():
+        gpu, shared = place(device)
+        free, total = torch.cuda.mem_get_info(gpu)
+        share = (ONE_GPU_SHARE if shared else OWN_GPU_SHARE) * total
+        weights = shape["parameters"] * {"float32": 4, "bfloat16": 2}["bfloat16" if config.autocast else config.dtype]
+        if share < 1.2 * weights:
+            lines.append(f"memory: vLLM's share of GPU {gpu} is {_size(share)}, the model's weights alone are "
+                         f"{_size(weights)}: try a second GPU, or a smaller model")
+        elif share > free:
+            lines.append(f"memory: vLLM takes {_size(share)} of GPU {gpu}, {_size(free)} free: end what else uses it")
+    return lines
 
 
 def memory_estimate(config, shape: dict, lengths: dict, device, vllm=None) -> dict:

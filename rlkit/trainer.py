@@ -30,7 +30,7 @@ from rlkit.evaluation import evaluate
 from rlkit.grading import extract_answer, last_boxed
 from rlkit.grpo import grpo_train_step, response_log_probs
 from rlkit.models import load_model
-from rlkit.planning import check_memory, plan
+from rlkit.planning import check_memory, plan, prompt_lengths
 from rlkit.problems import load_problems
 from rlkit.progress import progress
 from rlkit.prompts import load_prompt
@@ -39,6 +39,8 @@ from rlkit.samplers import SamplingParams, make_sampler
 from rlkit.sinks import check_sink, open_sink
 
 EMPTY_STEPS = 20        # steps in a row without a mixed group before a warning
+LARGE_GAP = 0.1         # nats between sampler and trainer, a token's mean; bfloat16 against bfloat16 gives 0.002 to 0.03
+GAP_STEPS = 20          # steps between two warnings about it
 IDENTICAL_STEPS = 5     # steps in a row in which most groups are one text repeated before a warning
 VAL_ROLLOUTS = 16       # validation responses kept per evaluation
 
@@ -86,7 +88,8 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
                                           betas=(config.adam_beta1, config.adam_beta2))
             done = folder.restore(model, optimizer)                      # -1: nothing yet, not even step 0
             if own_sampler:
-                sampler = make_sampler(config.sampler, model, tokenizer, **sampler_options(config))
+                sampler = make_sampler(config.sampler, model, tokenizer, **sampler_options(
+                    config, tokenizer, train_problems + val_problems, prompt))
             sink = open_sink(config.sink, folder.path, Run(folder.path).config)
             watch = Watch(print_line)
             steps = progress(range(done + 1, config.n_steps + 1), desc="train")
@@ -245,14 +248,14 @@ def score_rollouts(batch, model, tokenizer, config, algorithm) -> dict:
 
 def update(batch, model, tokenizer, optimizer, reward_fn, config, algorithm, step) -> dict:
     """One optimizer step per train batch; metrics are means (over tokens where they count tokens) or extremes."""
-    on_policy = config.train_batch_size == config.rollout_batch_size
     old = batch.old_log_probs
     if old is None:                        # then the method is "none": not in the loss, only to see the ratio
         old = batch.sampler_log_probs
-    watched = batch.sampler_log_probs if on_policy else None   # before the update; off-policy see score_rollouts
     reports = []
     for rows in train_batches(len(batch.groups), config.train_batch_size, stream(config.seed, step, "shuffle")):
         part = batch.take(rows)
+        # the gap to the sampler, where score_rollouts has not measured it: until the first update the weights are its own
+        watched = part.sampler_log_probs if batch.old_log_probs is None and not reports else None
         _, report = grpo_train_step(
             model, tokenizer, optimizer, config.gradient_accumulation_steps, config.max_grad_norm, reward_fn,
             part.prompts, part.responses, part.ground_truths, config.group_size, algorithm.baseline,
@@ -332,11 +335,13 @@ def limited_threads(n: int):
 
 # ---- small things
 
-def sampler_options(config) -> dict:
-    """What ``make_sampler`` is told beyond the model: vLLM computes in the train step's precision."""
+def sampler_options(config, tokenizer, problems, prompt) -> dict:
+    """What ``make_sampler`` is told beyond the model: for vLLM, how weights travel, in which type to compute, and the
+    length to make room for, without which it reserves memory for the longest sequence the model could hold."""
     if config.sampler != "vllm":
         return {}
-    return {"weight_sync": config.weight_sync, "dtype": "bfloat16" if config.autocast else None}
+    return {"weight_sync": config.weight_sync, "dtype": "bfloat16" if config.autocast else None,
+            "max_model_len": prompt_lengths(tokenizer, problems, prompt)["longest"] + config.max_tokens}
 
 
 def autocast_dtype(config) -> torch.dtype | None:
@@ -394,13 +399,13 @@ class Clock:
 
 
 class Watch:
-    """Says so when a run has learned nothing for a while, which looks like a bug and sometimes is one.
+    """Says so when something looks like a bug, and sometimes is one: nothing learned for a while, a sampler that is off.
 
     With a success rate of 1 in 1,000, most batches of 256 hold no right answer, so this warns and never stops a run.
     """
 
     def __init__(self, say):
-        self.say, self.empty, self.identical = say, 0, 0
+        self.say, self.empty, self.identical, self.gaps = say, 0, 0, 0
 
     def __call__(self, step: int, row: dict, n_prompts: int) -> None:
         self.empty = 0 if row["rows_used"] else self.empty + 1
@@ -413,6 +418,12 @@ class Watch:
         if self.identical and self.identical % IDENTICAL_STEPS == 0:
             self.say(f"warning: step {step}: in most groups all responses are the same text, for {self.identical} "
                      f"steps ({row['groups_identical']} of {n_prompts} now): a fixed seed or a collapsed policy?")
+        if row.get("logprob_gap_mean", 0.0) > LARGE_GAP:
+            if self.gaps % GAP_STEPS == 0:
+                self.say(f"warning: step {step}: the sampler's log-probabilities and the trainer's differ by "
+                         f"{row['logprob_gap_mean']:.2f} nats a token: has the sampler the weights and the temperature "
+                         "that the trainer has?")
+            self.gaps += 1
 
 
 def print_line(text: str) -> None:

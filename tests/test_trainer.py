@@ -190,6 +190,9 @@ def test_truncated_importance_sampling_caps_the_engines_ratio(tiny, base):
     assert capped.logprob_gap_mean == pytest.approx(odd * math.log(4), abs=1e-4)
     assert plain.logprob_gap_mean == pytest.approx(capped.logprob_gap_mean, abs=1e-4)    # from the train step itself
     assert capped.tis_share == pytest.approx(odd, abs=1e-6)
+    naive = train(tiny(n_steps=1, n_val=0, algo="offpolicy_naive", train_batch_size=6), sampler=Skewed(),
+                  reward_fn=share_of_lower_case).metrics.iloc[-1]        # of its first train batch: later ones have moved
+    assert naive.logprob_gap_max == pytest.approx(math.log(4), abs=1e-4) and naive.optimizer_steps > 1
     assert capped.grad_norm != pytest.approx(plain.grad_norm, rel=1e-2)
 
 
@@ -294,6 +297,14 @@ def test_the_watch_reports_groups_of_one_repeated_text():
     for step in range(1, 6):
         watch(step, row(rows_used=1, groups_identical=3), 4)
     assert len(said) == 1 and "3 of 4" in said[0] and "seed" in said[0]
+
+
+def test_the_watch_reports_a_sampler_that_is_off():
+    said = []
+    watch = Watch(said.append)
+    for step in range(1, 23):
+        watch(step, row(rows_used=1, logprob_gap_mean=0.03 if step == 1 else 0.5), 4)
+    assert len(said) == 2 and said[0].startswith("warning: step 2:") and "0.50 nats" in said[0] and "step 22" in said[1]
 
 
 def test_weights_stay_where_they_are_without_a_gradient(tiny, base):

@@ -82,8 +82,8 @@ def test_start_and_stop_leave_nothing(fake, model_folder):
     server.start()
     server.start()                                                     # a second time does nothing
     [entry] = fake()
-    options = dict(zip(entry["argv"][3::2], entry["argv"][4::2]))
-    assert entry["argv"][:3] == [str(Path(os.environ["RLKIT_VLLM_PYTHON"]).parent / "vllm"), "serve", model_folder]
+    options = dict(zip(entry["argv"][4::2], entry["argv"][5::2]))
+    assert entry["argv"][:4] == ["-m", "vllm.entrypoints.cli.main", "serve", model_folder]
     assert options["--host"] == "127.0.0.1" and options["--seed"] == "4"
     assert options["--max-model-len"] == "77" and options["--logprobs-mode"] == "processed_logprobs"
     assert options["--generation-config"] == "vllm" and "--enforce-eager" in entry["argv"]
@@ -234,7 +234,7 @@ def test_gpu_command_line_and_device(model_folder, monkeypatch):
     server.install, server.name = VLLMInstall("/venv/bin/python", "vllm", "0.32.0", False), "x"
     monkeypatch.setattr(vllm_server, "vllm_importable", lambda: True)
     words = server.command("folder", 5)
-    assert words[:4] == ["/venv/bin/python", "/venv/bin/vllm", "serve", "folder"]
+    assert words[:5] == ["/venv/bin/python", "-m", "vllm.entrypoints.cli.main", "serve", "folder"]
     assert "--enable-sleep-mode" in words and "--enforce-eager" not in words
     assert words[words.index("--gpu-memory-utilization") + 1] == "0.4"
     assert words[words.index("--weight-transfer-config") + 1] == '{"backend": "nccl"}'
@@ -351,7 +351,7 @@ def test_a_server_killed_mid_run_is_started_again_with_the_last_weights(fake, mo
         model.model.norm.weight += 1
     sampler.sync_weights(model, 1)
     [first], [second] = sampler.generate(["Hello", "world"], SamplingParams(max_tokens=5, seed=1))
-    served = [e["argv"][2] for e in fake() if "argv" in e]
+    served = [e["argv"][3] for e in fake() if "argv" in e]
     assert len(served) == 2 and served[0] == served[1] and sampler.restarts == 1
     assert torch.equal(load_file(f"{served[1]}/model.safetensors")["model.norm.weight"],
                        model.model.norm.weight)
@@ -367,6 +367,89 @@ def test_a_server_that_keeps_dying_ends_the_run(fake, monkeypatch):
     with pytest.raises(RuntimeError, match="died 2 times in a row.*resume=True"):
         sampler.generate(["Hello"], SamplingParams(max_tokens=5))
     sampler.close()
+
+
+def test_a_sync_that_fails_stops_the_server_and_the_next_call_starts_it_with_the_last_good_weights(fake, monkeypatch):
+    model = tiny_model()
+    sampler = VLLMSampler(model, toy_tokenizer())
+    sampler.sync_weights(model)
+    good = load_file(sampler.folder / "model.safetensors")["model.norm.weight"]
+    with torch.no_grad():
+        model.model.norm.weight += 1
+    for error in (KeyboardInterrupt, RuntimeError):
+        with monkeypatch.context() as patch:
+            def fails(*_):
+                raise error("in the middle")
+            patch.setattr(weight_sync, "write_weights", fails)
+            with pytest.raises(error):
+                sampler.sync_weights(model)
+        assert not sampler.server.running
+        assert torch.equal(load_file(sampler.folder / "model.safetensors")["model.norm.weight"], good)
+        sampler.generate(["Hello"], SamplingParams(max_tokens=5))
+        assert sampler.server.alive() and sampler.restarts == 0            # nobody died
+    sampler.sync_weights(model)
+    assert torch.equal(load_file(sampler.folder / "model.safetensors")["model.norm.weight"], good + 1)
+    sampler.close()
+    with pytest.raises(RuntimeError, match="it is closed"):
+        sampler.generate(["Hello"], SamplingParams(max_tokens=5))
+    assert not any(running(e[name]) for e in fake() if "argv" in e for name in ("pid", "engine"))
+
+
+def test_models_that_a_server_would_read_as_another_one(fake):
+    model = tiny_model("llama", tie_word_embeddings=False)
+    model.lm_head.weight = model.model.embed_tokens.weight
+    with pytest.raises(ValueError, match="tie_word_embeddings is False, but input and output embedding are one tensor"):
+        VLLMSampler(model, toy_tokenizer())
+    with pytest.raises(ValueError, match="weights of type float64"):
+        VLLMSampler(tiny_model().double(), toy_tokenizer())
+    model = tiny_model()
+    model.model.layers[0].mlp = torch.compile(model.model.layers[0].mlp)
+    with pytest.raises(ValueError, match="'model.layers.0.mlp._orig_mod' is compiled by itself"):
+        VLLMSampler(model, toy_tokenizer())
+    assert fake() == []
+    sampler = VLLMSampler(tiny_model(), toy_tokenizer())
+    with pytest.raises(ValueError, match="other parameters than the server was started with, .* expected .*"):
+        sampler.sync_weights(tiny_model(intermediate_size=20))
+    assert sampler.server.alive() and asked(fake) == []                    # found before anything was sent
+    with pytest.raises(ValueError, match="temperature: got 0.005, expected 0 .greedy. or at least 0.01"):
+        sampler.generate(["Hello"], SamplingParams(max_tokens=5, temperature=0.005))
+    sampler.close()
+
+
+DIES_EARLY = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from toys import tiny_model, toy_tokenizer
+from rlkit.samplers import VLLMSampler, vllm_server
+def wait(self):
+    print(self._process.pid, *map(str, self._orphans), flush=True)
+    os.kill(os.getpid(), signal.{signal})
+vllm_server.VLLMServer._wait_until_healthy = wait
+VLLMSampler(tiny_model(), toy_tokenizer())
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGKILL"])
+def test_killed_while_the_server_starts_leaves_no_weights(fake, number):
+    code = DIES_EARLY.format(tests=str(REPOSITORY / "tests"), signal=number)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
+    guard, folder = done.stdout.split()
+    assert done.returncode == -getattr(signal, number) and folder.startswith(("/dev/shm/rlkit-weights-", "/tmp/rlkit-"))
+    assert wait_until_gone([int(guard)]) and not os.path.exists(folder)
+
+
+def test_weights_of_a_process_that_was_killed_before_it_had_a_server_are_removed_by_the_next_one():
+    code = ("import os, sys; sys.path.insert(0, 'tests'); from toys import tiny_model\n"
+            "from rlkit.samplers import weight_sync\n"
+            "print(weight_sync.memory_folder(tiny_model()), flush=True); os.kill(os.getpid(), 9)")
+    stale = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY).stdout.strip()
+    assert os.path.isdir(stale)
+    first = weight_sync.memory_folder(tiny_model())
+    second = weight_sync.memory_folder(tiny_model())                      # a living process's folder stays
+    assert not os.path.exists(stale) and first.is_dir()
+    weight_sync.release(first)
+    weight_sync.release(second)
+    assert not first.exists() and not second.exists()
 
 
 def test_sleep_between_rollouts(fake):
@@ -465,3 +548,16 @@ def test_a_server_that_dies_in_a_broadcast_is_known_to_be_dead():
     sync.close()
     sync.close()
     assert left == [True]
+
+
+def test_a_group_that_the_server_refuses_is_known_at_once():
+    class Server:
+        def get(self, path):
+            return {"world_size": 1}
+
+        def post(self, path, body=None):
+            raise RuntimeError("500: Weight transfer not configured")
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="not configured"):
+        weight_sync.BroadcastSync(Server(), "gloo")
+    assert time.monotonic() - began < 60                                   # not the 300 s it would wait for a member

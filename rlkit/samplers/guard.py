@@ -60,24 +60,24 @@ def die_with_parent() -> None:
 
 def end_group() -> None:
     """End whatever is left in this process's group: SIGTERM, then SIGKILL for what stays; remove its shared memory."""
-    segments = shared_memory()
+    group, segments = os.getpgrp(), shared_memory(os.getpgrp())
     for number, patience in ((signal.SIGTERM, POLITE / 2), (signal.SIGKILL, POLITE)):
-        for pid in others():
+        for pid in others(group):
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
                 pass
         deadline = time.monotonic() + patience
-        while others() and time.monotonic() < deadline:
+        while others(group) and time.monotonic() < deadline:
             time.sleep(POLL / 4)
     for segment in segments:                                # what nobody was left to remove
         segment.unlink(missing_ok=True)
 
 
-def shared_memory() -> set[Path]:
+def shared_memory(group: int) -> set[Path]:
     """The files of Python's shared memory and semaphores that the group's processes have mapped."""
     found = set()
-    for pid in others():
+    for pid in others(group):
         try:
             lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
         except OSError:
@@ -86,15 +86,15 @@ def shared_memory() -> set[Path]:
     return {path for path in found if path.exists()}
 
 
-def others() -> list[int]:
-    """The other live processes of this process's group."""
+def others(group: int) -> list[int]:
+    """The live processes of a group, except for this one."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            state, _, its_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
         except (OSError, ValueError):
             continue
-        if int(group) == os.getpgrp() and state != "Z" and int(entry.name) != os.getpid():
+        if int(its_group) == group and state != "Z" and int(entry.name) != os.getpid():
             found.append(int(entry.name))
     return found
 

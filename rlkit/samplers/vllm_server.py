@@ -27,11 +27,16 @@ from pathlib import Path
 
 from rlkit.environment import VLLMInstall, find_vllm, vllm_missing, vllm_of
 from rlkit.samplers.base import Completion, SamplingParams
-from rlkit.samplers.weight_sync import WAYS, choose_way, free_port, make_sync, memory_folder, write_weights
+from rlkit.samplers.guard import others, shared_memory
+from rlkit.samplers.weight_sync import (WAYS, check_same, check_servable, choose_way, free_port, make_sync,
+                                        memory_folder, release, shapes_of, write_weights)
 
 IN_FLIGHT = 256              # prompts asked for at once
 STOP_SECONDS = 25            # for the guard to end the server in order
+GUARDLESS_SECONDS = 5        # for a server whose guard was killed, which sends it SIGTERM
+LEAST_TEMPERATURE = 0.01     # vLLM silently samples at this one below it
 ONE_GPU_SHARE = 0.3          # of a GPU's memory for vLLM where the trainer uses the same one
+OWN_GPU_SHARE = 0.9          # and where it has one of its own
 
 # what a request says, always all of it: a server's defaults may come from a model's files and change between versions
 DEFAULTS = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
@@ -51,13 +56,20 @@ class VLLMCompletion(Completion):
 
 @dataclass
 class VLLMServer:
-    """One vLLM server on the loopback interface.
+    """One vLLM server on the loopback interface::
+
+        with VLLMServer("laptop") as server:                    # or server.start() ... server.stop()
+            server.generate_completions(["2+2="], {"max_tokens": 8, "n": 4, "temperature": 1.0})
+            server.sync_policy_weights(policy)                  # after every optimizer step
+            server.generate_completions(["2+2="], {"max_tokens": 8})        # from the new weights
+
+    `VLLMSampler` wraps one in the `Sampler` protocol and starts it again if it dies.
 
     model_id: "laptop", a folder or a hub id.
     gpu: index of the server's GPU among those this process sees; nothing to vLLM's CPU build.
     seed: the engine's. gpu_memory_utilization: share of the GPU's memory that vLLM takes for weights and cache.
     dtype: "auto" (the checkpoint's), "float32", "bfloat16".
-    weight_sync: "auto", "shm", "nccl", "ipc" or "gloo", see `weight_sync`.
+    weight_sync: "auto", "shm", "nccl", "ipc" or "gloo", see `rlkit.samplers.weight_sync`.
     sleep_mode: start a GPU server so that `sleep` can free its memory.
     python: the Python to run vLLM with, see `rlkit.environment.find_vllm`. port: None takes a free one.
     max_model_len: longest prompt and response together; None is the model's own.
@@ -90,6 +102,7 @@ class VLLMServer:
         self.url = self.name = self.sync = self.way = self.start_seconds = None
         self._process, self._finalizer, self._calls = None, None, 0
         self._log = self.folder = None
+        self._orphans: list[str] = []
 
     # ---- life
 
@@ -121,6 +134,7 @@ class VLLMServer:
         shutil.copy(Path(__file__).with_name("vllm_worker.py"), self.folder / "rlkit_vllm_worker.py")
         if self.install.package != "vllm":
             name_as_vllm(self.install.version, self.folder)
+        (self.folder / "also").write_text("".join(f"{orphan}\n" for orphan in self._orphans))
         self._log = Path(self.log_path) if self.log_path else self.folder / "server.log"
         guard = [sys.executable, "-I", str(Path(__file__).with_name("guard.py")), str(os.getpid()), str(self.folder),
                  "--"]
@@ -137,8 +151,7 @@ class VLLMServer:
 
     def command(self, model: str, port: int) -> list[str]:
         """The server's command line."""
-        script = Path(self.install.python).parent / "vllm"
-        start = [self.install.python, str(script), "serve", model]
+        start = [self.install.python, "-m", "vllm.entrypoints.cli.main", "serve", model]
         options = {"host": "127.0.0.1", "port": port, "served-model-name": self.name, "dtype": self.dtype,
                    "seed": self.seed, "generation-config": "vllm", "logprobs-mode": "processed_logprobs",
                    "worker-extension-cls": "rlkit_vllm_worker.WorkerExtension"}
@@ -162,7 +175,7 @@ class VLLMServer:
     def environment(self, model: str, folder: str) -> dict:
         """The server's environment: ours, less what steers the trainer's threads and Python, plus its own."""
         ours = {name: value for name, value in os.environ.items()
-                if not name.startswith(("OMP_", "KMP_", "GOMP_", "MKL_")) and name not in ("PYTHONHOME", "PYTHONPATH")}
+                if not name.startswith(("OMP_", "KMP_", "GOMP_", "MKL_")) and name not in ("PYTHONHOME", "PYTHONPATH", "VLLM_API_KEY")}
         ours |= {"PYTHONPATH": folder, "TMPDIR": folder, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
         if Path(model).is_dir():
             ours["HF_HUB_OFFLINE"] = "1"
@@ -170,8 +183,9 @@ class VLLMServer:
             ours.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")       # GiB; its own default is a share of the machine
             ours["TORCHDYNAMO_DISABLE"] = "1"
         else:
-            visible = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
-            if visible and self.gpu >= len(visible):
+            setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+            visible = [entry for entry in (setting or "").split(",") if entry.strip()]
+            if setting is not None and self.gpu >= len(visible):
                 raise ValueError(f"gpu: got {self.gpu}, but CUDA_VISIBLE_DEVICES names {len(visible)} device(s)")
             ours["CUDA_VISIBLE_DEVICES"] = visible[self.gpu].strip() if visible else str(self.gpu)
             if self._backend() == "ipc":
@@ -210,6 +224,11 @@ class VLLMServer:
             raise RuntimeError(f"vLLM server: it started and cannot generate ({str(error)[:300]})\n"
                                f"{self.last_words()}") from error
 
+    @property
+    def running(self) -> bool:
+        """Whether it was started and not stopped; it may have died since."""
+        return self._process is not None
+
     def alive(self) -> bool:
         """Whether the process runs and its engine is healthy; one that is only slow to answer counts as alive."""
         import requests
@@ -235,8 +254,10 @@ class VLLMServer:
 
     def remove_if_orphaned(self, folder) -> None:
         """Have this folder removed, too, should this process end without cleaning up."""
-        with open(self.folder / "also", "a") as file:
-            file.write(f"{folder}\n")
+        self._orphans.append(str(folder))
+        if self._process is not None:
+            with open(self.folder / "also", "a") as file:
+                file.write(f"{folder}\n")
 
     def last_words(self, lines: int = 12) -> str:
         """The errors the server reported first, and its last lines."""
@@ -294,7 +315,7 @@ class VLLMServer:
 
     def generate_completions(self, prompts, sampling_params: dict,
                              batch_size: int | None = None) -> list[VLLMCompletion]:
-        """Responses from the weights the server has now: n for each prompt, a prompt's n together, in order.
+        """Responses from the weights the server has now: one flat list of n x len(prompts), a prompt's n together.
 
         prompts: strings (no special tokens are added), or lists of token ids.
         sampling_params: max_tokens, and any of `DEFAULTS` by vLLM's names; ``seed`` is one integer for the call (from
@@ -340,6 +361,7 @@ class VLLMServer:
     def init_weight_sync(self, policy_device: str = "cpu", folder: str | Path | None = None) -> str:
         """Prepare for weights from a policy on ``policy_device`` ("cpu", "cuda:0", ...); returns the way they go.
 
+        `sync_policy_weights` does it by itself the first time; called early it says which way it will be.
         folder: for shm, where the checkpoint in memory lies (None makes one at the first sync).
         """
         device = str(policy_device)
@@ -356,19 +378,23 @@ class VLLMServer:
         return way
 
     def sync_policy_weights(self, policy) -> None:
-        """The server's weights become the policy's; everything it remembers of the old ones is dropped."""
+        """The server's weights become the policy's; everything it remembers of the old ones is dropped.
+
+        If that fails, or is interrupted, the server is stopped: it has neither the old weights nor the new ones.
+        """
         if self.sync is None:
             self.init_weight_sync(str(next(policy.parameters()).device))
-        self.post("pause?mode=wait")
         try:
+            self.post("pause?mode=wait")
             self.sync.send(policy)
             if self.install.on_cpu and getattr(policy.config, "tie_word_embeddings", False):
                 self.post("collective_rpc", {"method": "repack_tied_embeddings"})
             if not self.post("reset_prefix_cache").get("success"):
                 raise RuntimeError("vLLM server: its prefix cache could not be reset")
-        finally:
-            if not self._exited():
-                self.post("resume")
+            self.post("resume")
+        except BaseException:        # paused, perhaps with half of the weights, perhaps waiting for the rest: of no use
+            self.stop()
+            raise
 
     def sleep(self) -> None:
         """Free the GPU's memory: weights go to the host, the cache is dropped. The CPU build only stops answering."""
@@ -402,16 +428,21 @@ class VLLMSampler:
         if find_vllm(server_options.get("python")) is None:
             raise ValueError(f"sampler: {vllm_missing()}")
         self.model, self.tokenizer, self.batch_size, self.max_restarts = model, tokenizer, batch_size, max_restarts
-        self.eos_token_ids = _eos_ids(model, tokenizer) if eos_token_ids is None else sorted(set(eos_token_ids))
+        check_servable(model)
+        self._own_ends, self._closed = eos_token_ids is not None, False
+        ends = set(eos_token_ids) if self._own_ends else set(_eos_ids(model, tokenizer))
+        self.eos_token_ids = sorted(i for i in ends if i < model.get_input_embeddings().num_embeddings)
         self._visible_ends = set(self.eos_token_ids) - set(tokenizer.all_special_ids)
         gpu, shared = place(next(model.parameters()).device, gpu)
-        self.sleeps, self._asleep, self.restarts = shared if sleep is None else sleep, False, 0
+        self.sleeps, self._asleep, self._synced, self.restarts = (shared if sleep is None else sleep), False, False, 0
+        self.shapes = shapes_of(model)
         self.folder = memory_folder(model)
         self._remove = weakref.finalize(self, _remove_folder, self.folder, os.getpid())
         self.server = VLLMServer(
-            str(self.folder), gpu, gpu_memory_utilization=gpu_memory_utilization or (ONE_GPU_SHARE if shared else 0.9),
+            str(self.folder), gpu, gpu_memory_utilization=gpu_memory_utilization or (ONE_GPU_SHARE if shared else OWN_GPU_SHARE),
             dtype=dtype or str(model.dtype).removeprefix("torch."), weight_sync=weight_sync, sleep_mode=self.sleeps,
             **server_options)
+        self.server.remove_if_orphaned(self.folder)
         try:
             write_weights(model, self.folder, tokenizer)
             self._start()
@@ -422,13 +453,13 @@ class VLLMSampler:
               f"{self.server.start_seconds:.0f} s; weights by {self.server.way}", flush=True)
 
     def _start(self) -> None:
+        self._asleep = False
+        self._free_gpu()
         self.server.start()
-        self.server.remove_if_orphaned(self.folder)
         device = str(next(self.model.parameters()).device)
         self.server.init_weight_sync(device, self.folder)
-        if self.server.way != "shm" and self.restarts:      # its checkpoint is of the start, the weights are newer
+        if self.server.way != "shm" and self._synced:       # its checkpoint is of the start, the weights are newer
             self.server.sync_policy_weights(self.model)
-        self._asleep = False
 
     def generate(self, prompts: list[str], params: SamplingParams, n: int = 1) -> list[list[Completion]]:
         """``n`` completions per prompt, in order. No special tokens are added to the prompts."""
@@ -436,13 +467,17 @@ class VLLMSampler:
         _check(params, n)
         if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
             raise ValueError(f"prompts: got {prompts!r:.80}, expected a list of strings")
+        if 0 < params.temperature < LEAST_TEMPERATURE:
+            raise ValueError(f"temperature: got {params.temperature}, expected 0 (greedy) or at least "
+                             f"{LEAST_TEMPERATURE}, below which vLLM does not go")
         if not prompts:
             return []
         ids = self.tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
         self._check_room(prompts, ids, params.max_tokens)
         wanted = {"n": n, "max_tokens": params.max_tokens, "temperature": params.temperature, "top_p": params.top_p,
                   "top_k": params.top_k, "min_p": params.min_p, "repetition_penalty": params.repetition_penalty,
-                  "stop": list(params.stop), "stop_token_ids": self.eos_token_ids, "seed": params.seed}
+                  "stop": list(params.stop), "stop_token_ids": self.eos_token_ids, "seed": params.seed,
+                  "ignore_eos": self._own_ends}
         found = self._with_restarts(lambda: self._generate(ids, wanted))
         for c in found:                                  # an end-of-text id that the tokenizer does not call special
             if c.token_ids and c.token_ids[-1] in self._visible_ends:
@@ -454,35 +489,46 @@ class VLLMSampler:
         self._wake()
         found = self.server.generate_completions(ids, wanted, self.batch_size)
         if self.sleeps:
+            self._asleep = True                              # before it is: an interrupt may come in between
             self.server.sleep()
-            self._asleep = True
         return found
 
     def sync_weights(self, model, step: int | None = None) -> None:
-        """The server's weights become the model's."""
+        """The server's weights become the model's, which must have the names and shapes of the one it started with."""
+        check_same(self.shapes, model)
         self.model = model
 
         def send():
             self._wake()
             self.server.sync_policy_weights(model)
+            self._synced = True
         self._with_restarts(send)
 
     def close(self) -> None:
         """Stop the server; nothing of it is left."""
+        self._closed = True
         self.server.stop()
         self._remove()
 
     def _wake(self) -> None:
         if self._asleep:
-            if next(self.model.parameters()).is_cuda:
-                import torch
-                torch.cuda.empty_cache()                       # what the trainer holds but does not use
+            self._free_gpu()
             self.server.wake_up()
             self._asleep = False
+
+    def _free_gpu(self) -> None:
+        """What the trainer holds of a shared GPU but does not use."""
+        if self.sleeps and next(self.model.parameters()).is_cuda:
+            import torch
+            torch.cuda.empty_cache()
 
     def _with_restarts(self, action):
         for failures in range(self.max_restarts + 1):
             try:
+                if self._closed:
+                    raise RuntimeError("sampler: it is closed, expected a new one")
+                if not self.server.running:                    # an earlier call failed half way, or was interrupted
+                    self._start()
                 return action()
             except ServerDied as error:
                 if failures == self.max_restarts:
@@ -589,30 +635,44 @@ def port_is_free(port: int) -> bool:
 
 def _ended(process) -> bool:
     """Whether it has, without reaping it (which `Popen.poll`, `wait` and `terminate` would)."""
-    return process.returncode is not None or \
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    try:
+        return process.returncode is not None or \
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:                                # reaped by somebody else, or another process's child
+        return True
 
 
 def _end(process, folder: Path, owner: int) -> None:
     """Ask the guard to end the server; the group it leads is ours alone, so what does not end is killed."""
     if os.getpid() != owner:                                 # a fork of ours: not its server
         return
-    if not _ended(process):
-        os.kill(process.pid, signal.SIGTERM)
-    deadline = time.monotonic() + STOP_SECONDS
-    while not _ended(process) and time.monotonic() < deadline:
-        time.sleep(0.05)
     try:
-        os.killpg(process.pid, signal.SIGKILL)               # the unreaped guard keeps the number from being reused
-    except (ProcessLookupError, PermissionError):
-        pass
-    process.wait()
-    shutil.rmtree(folder, ignore_errors=True)
+        if _ended(process):                                  # the guard was killed: its command ends by itself, orderly
+            _wait(lambda: not others(process.pid), GUARDLESS_SECONDS)
+        else:
+            os.kill(process.pid, signal.SIGTERM)
+            _wait(lambda: _ended(process), STOP_SECONDS)
+        segments = shared_memory(process.pid)
+        try:
+            os.killpg(process.pid, signal.SIGKILL)           # the unreaped guard keeps the number from being reused
+        except (ProcessLookupError, PermissionError):
+            pass
+        for segment in segments:
+            segment.unlink(missing_ok=True)
+        process.wait()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait(condition, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def _remove_folder(folder: Path, owner: int) -> None:
     if os.getpid() == owner:
-        shutil.rmtree(folder, ignore_errors=True)
+        release(folder)
 
 
 def _eos_ids(model, tokenizer) -> list[int]:

@@ -16,6 +16,7 @@ Python, gloo and shm do not.
 """
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import socket
@@ -27,6 +28,7 @@ from pathlib import Path
 
 WAYS = ("auto", "shm", "nccl", "gloo", "ipc")
 PATIENCE = 300                                    # seconds for the other side to join or to receive
+IPC_BUFFER = 256 * 2 ** 20                        # bytes handed over at once, at least
 
 
 def choose_way(wanted: str, *, server_on_cpu: bool, policy_gpu: int | None, server_gpu: int,
@@ -72,7 +74,7 @@ class SharedMemorySync:
 
     def close(self) -> None:
         if self.own and self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            release(self.folder)
 
 
 class BroadcastSync:
@@ -86,16 +88,18 @@ class BroadcastSync:
         self.server, self.way, self.device = server, way, device
         world = 1 + server.get("get_world_size")["world_size"]
         address = {"master_address": "127.0.0.1", "master_port": free_port(), "world_size": world}
-        joining = _Request(server, "init_weight_transfer_engine",
-                           {"init_info": address | {"rank_offset": 1, "packed": False}})
-        with _current(device):
-            self.broadcast = _nccl(address) if way == "nccl" else _gloo(address)
+        joining = _Task(server.post, "init_weight_transfer_engine",
+                        {"init_info": address | {"rank_offset": 1, "packed": False}})
+        group = _Task(_nccl if way == "nccl" else _gloo, address, device)
+        while group.running:
+            joining.check(0.05)                   # if the server refuses, nobody will come
+        self.broadcast = group.result()
         joining.result()
 
     def send(self, model) -> None:
         tensors = [(name, tensor.detach()) for name, tensor in checkpoint_tensors(model).items()]
         self.server.post("start_weight_update")
-        receiving = _Request(self.server, "update_weights", {"update_info": {
+        receiving = _Task(self.server.post, "update_weights", {"update_info": {
             "names": [name for name, _ in tensors],
             "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors],
             "shapes": [list(tensor.shape) for _, tensor in tensors]}})
@@ -104,7 +108,7 @@ class BroadcastSync:
                 for _, tensor in tensors:
                     receiving.check()
                     self.broadcast(tensor.contiguous())
-        except RuntimeError:                      # of the transport, which knows the other side only by its silence
+        except Exception:                         # of the transport, which knows the other side only by its silence
             receiving.check(patience=5)           # the request says what became of the server
             raise
         receiving.result()
@@ -131,8 +135,9 @@ class IPCSync:
         client._post = self.server.post             # no proxy in between, the server's own words, ServerDied
         with _current(self.device):
             if self.model is not model:
+                largest = max(p.numel() * p.element_size() for p in model.parameters())    # no tensor is split
                 self.engine = WeightTransferTrainerFactory.trainer_init(
-                    IPCTrainerInitInfo(packed=True, packed_buffer_size_bytes=256 * 2 ** 20, rank=0),
+                    IPCTrainerInitInfo(packed=True, packed_buffer_size_bytes=max(IPC_BUFFER, largest), rank=0),
                     client=client, source=ModuleSource(getattr(model, "_orig_mod", model)))
                 self.model = model
             self.engine.send_weights()
@@ -157,11 +162,14 @@ def _current(device: str):
     return torch.cuda.device(device) if str(device).startswith("cuda") else nullcontext()
 
 
-def _nccl(address: dict):
+def _nccl(address: dict, device: str):
     """``broadcast(tensor)`` on the current CUDA device's stream; vLLM's communicator, as the workers use it."""
     import torch
     from vllm.distributed.weight_transfer.nccl_common import trainer_init
-    group = trainer_init(address)
+    with _current(device):
+        group = trainer_init(address)
+    if getattr(group, "disabled", False):
+        raise RuntimeError("weight sync: vLLM's NCCL is switched off here (VLLM_DISABLE_PYNCCL?), it would send nothing")
 
     def broadcast(tensor):
         group.broadcast(tensor, src=0, stream=torch.cuda.current_stream())
@@ -169,7 +177,7 @@ def _nccl(address: dict):
     return broadcast
 
 
-def _gloo(address: dict):
+def _gloo(address: dict, device: str):
     from torch.distributed import BroadcastOptions, ProcessGroupGloo, TCPStore
     patience = timedelta(seconds=PATIENCE)
     store = TCPStore(address["master_address"], address["master_port"], address["world_size"], True, patience,
@@ -178,30 +186,35 @@ def _gloo(address: dict):
     return lambda tensor: group.broadcast([tensor.cpu()], BroadcastOptions()).wait()
 
 
-class _Request:
-    """A POST in a thread of its own."""
+class _Task:
+    """A call in a thread of its own, which does not keep the interpreter from ending."""
 
-    def __init__(self, server, path: str, body: dict):
-        self.error = None
-        self.thread = threading.Thread(target=self._run, args=(server, path, body), daemon=True)
+    def __init__(self, function, *arguments):
+        self.error = self.value = None
+        self.thread = threading.Thread(target=self._run, args=(function, arguments), daemon=True)
         self.thread.start()
 
-    def _run(self, server, path, body):
+    def _run(self, function, arguments):
         try:
-            server.post(path, body)
+            self.value = function(*arguments)
         except Exception as error:
             self.error = error
 
+    @property
+    def running(self) -> bool:
+        return self.thread.is_alive()
+
     def check(self, patience: float = 0) -> None:
-        """Raise what the request raised, if it has within ``patience`` seconds."""
+        """Raise what the call raised, if it has within ``patience`` seconds."""
         self.thread.join(patience)
         if self.error is not None:
             raise self.error
 
-    def result(self) -> None:
+    def result(self):
         self.check(PATIENCE)
-        if self.thread.is_alive():
-            raise RuntimeError(f"weight sync: the server did not answer within {PATIENCE} s")
+        if self.running:
+            raise RuntimeError(f"weight sync: no answer within {PATIENCE} s")
+        return self.value
 
 
 # ---- checkpoints
@@ -209,12 +222,43 @@ class _Request:
 def checkpoint_tensors(model) -> dict:
     """{name in the checkpoint format: tensor} of the model's parameters, each once even if tied."""
     model = getattr(model, "_orig_mod", model)                       # as torch.compile wraps it
-    parameters = dict(model.named_parameters())
+    parameters = {name.replace("_orig_mod.", ""): tensor for name, tensor in model.named_parameters()}
     try:
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError:
         return parameters
     return revert_weight_conversion(model, parameters)
+
+
+def check_servable(model) -> None:
+    """ValueError for a model that a server would read from its checkpoint as another one."""
+    dtype = str(getattr(model, "dtype", "")).removeprefix("torch.")
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise ValueError(f"model: got weights of type {dtype or 'unknown'}, expected float32, bfloat16 or float16")
+    names = [name for name, _ in model.named_modules() if "_orig_mod" in name.split(".")[1:]]
+    if names:
+        raise ValueError(f"model: {names[0]!r} is compiled by itself, which save_pretrained writes under other names; "
+                         "expected the whole model compiled, or none of it")
+    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+    if outputs is not None:
+        tied, said = outputs.weight is inputs.weight, bool(getattr(model.config, "tie_word_embeddings", False))
+        if tied != said:
+            raise ValueError(f"model: config.tie_word_embeddings is {said}, but input and output embedding are "
+                             f"{'one tensor' if tied else 'two tensors'}; expected the config to say what is")
+
+
+def shapes_of(model) -> dict:
+    """{name: shape} of the parameters."""
+    return {name.replace("_orig_mod.", ""): tuple(p.shape) for name, p in model.named_parameters()}
+
+
+def check_same(shapes: dict, model) -> None:
+    """ValueError for a model whose parameters have other names or shapes than the served one's."""
+    found = shapes_of(model)
+    if found != shapes:
+        names = sorted(name for name in found.keys() | shapes.keys() if found.get(name) != shapes.get(name))
+        raise ValueError(f"model: got other parameters than the server was started with, {len(names)} of them, such as "
+                         f"{names[0]}: {found.get(names[0])}, expected {shapes.get(names[0])}")
 
 
 def write_weights(model, folder: Path, tokenizer=None) -> None:
@@ -225,6 +269,9 @@ def write_weights(model, folder: Path, tokenizer=None) -> None:
     shutil.rmtree(incoming, ignore_errors=True)
     with no_progress_bars():
         getattr(model, "_orig_mod", model).save_pretrained(incoming, max_shard_size="1000GB")
+    if not (incoming / "model.safetensors").is_file() or not (incoming / "config.json").is_file():
+        raise ValueError(f"model: {type(model).__name__} saves {', '.join(sorted(os.listdir(incoming)))}, expected "
+                         "config.json and model.safetensors of a whole model (merge adapters first)")
     for file in incoming.iterdir():
         os.replace(file, folder / file.name)
     incoming.rmdir()
@@ -232,12 +279,44 @@ def write_weights(model, folder: Path, tokenizer=None) -> None:
         tokenizer.save_pretrained(folder)
 
 
+_LOCKS: dict = {}                                 # folder -> its open, locked file
+
+
 def memory_folder(model) -> Path:
-    """A new folder with room for two copies of the model: in /dev/shm if it has that much, else on disk."""
+    """A new folder with room for two copies of the model: in /dev/shm if it has that much, else on disk.
+
+    It is this process's for as long as it lives; folders whose process is gone without removing them are removed.
+    """
     needed = 2.1 * sum(p.numel() * p.element_size() for p in model.parameters())
     shm = Path("/dev/shm")
-    roomy = shm.is_dir() and os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > needed
-    return Path(tempfile.mkdtemp(prefix="rlkit-", dir=shm if roomy else None))
+    usable = shm.is_dir() and os.access(shm, os.W_OK)
+    for place in {shm if usable else Path(tempfile.gettempdir()), Path(tempfile.gettempdir())}:
+        _remove_stale(place)
+    roomy = usable and shutil.disk_usage(shm).free > needed
+    new = Path(tempfile.mkdtemp(prefix=".rlkit-", dir=shm if roomy else None))
+    lock = open(new / "lock", "w")
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    folder = new.with_name(f"rlkit-weights-{new.name.removeprefix('.rlkit-')}")       # found by others only when locked
+    new.rename(folder)
+    _LOCKS[folder] = lock
+    return folder
+
+
+def release(folder: Path) -> None:
+    """Remove a `memory_folder`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder in _LOCKS:
+        _LOCKS.pop(folder).close()
+
+
+def _remove_stale(place: Path) -> None:
+    for lock in place.glob("rlkit-weights-*/lock"):
+        try:
+            with open(lock) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+        except OSError:                           # held, or somebody else's
+            continue
 
 
 def free_port() -> int:

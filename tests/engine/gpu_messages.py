@@ -60,30 +60,43 @@ def nccl():
 
 
 def ipc():
-    server, tensors = Server(), []
+    """vLLM's own packing, in a buffer on the CPU that is smaller than the weights: two messages per update."""
+    server, buffers, seen = Server(), [], []
     server.arrived.set()
+    empty, post = torch.empty, server.post
 
-    def producer(iterator, gpu_uuid, post_iter_func, buffer_size_bytes):
-        tensors.extend(iterator)
-        yield packed_tensor.PackedIpcChunk(
-            names=[name for name, _ in tensors], shapes=[list(t.shape) for _, t in tensors],
-            dtype_names=["bfloat16"] * len(tensors), tensor_sizes=[t.nbytes for _, t in tensors],
-            ipc_handle={gpu_uuid: ("handle",)})
-    with mock.patch.object(ipc_engine, "packed_ipc_producer", producer), \
+    def buffer(size, dtype, device):
+        buffers.append(empty(size, dtype=dtype))
+        return buffers[-1]
+
+    def read(path, body=None):
+        if path == "update_weights":
+            told = ipc_engine.IPCWeightTransferUpdateInfo(**body["update_info"])
+            assert told.ipc_handles == {"GPU-5f": ("handle",)}
+            data = buffers[-1].split([*told.tensor_sizes, len(buffers[-1]) - sum(told.tensor_sizes)])
+            seen.append({name: part.clone().view(getattr(torch, dtype)).view(shape) for name, part, dtype, shape in
+                         zip(told.names, data, told.dtype_names, told.shapes)})
+        return post(path, body)
+    server.post = read
+    with mock.patch.object(packed_tensor.torch, "empty", buffer), \
+            mock.patch.object(packed_tensor, "reduce_tensor", lambda tensor: (None, ("handle",))), \
             mock.patch.object(torch.accelerator, "current_device_index", return_value=0), \
             mock.patch.object(torch.cuda, "get_device_properties", return_value=SimpleNamespace(uuid="GPU-5f")), \
-            mock.patch.object(torch.cuda, "ipc_collect"), mock.patch.object(torch.cuda, "synchronize"), \
+            mock.patch.object(torch.cuda, "current_stream"), mock.patch.object(torch.cuda, "ipc_collect"), \
+            mock.patch.object(weight_sync, "IPC_BUFFER", 16), \
             mock.patch.dict("os.environ", VLLM_ALLOW_INSECURE_SERIALIZATION="1"):
         sync = weight_sync.IPCSync(server, "cpu")
-        sync.send(MODEL)
-        sync.send(MODEL)
+        for round_ in range(2):
+            with torch.no_grad():
+                MODEL[0].weight += round_
+            sync.send(MODEL)
+            got = seen[-2] | seen[-1]
+            assert list(got) == list(PARAMETERS) and all(torch.equal(got[name], PARAMETERS[name]) for name in got)
         sync.close()
-        update = ["start_weight_update", "update_weights", "finish_weight_update"]
-        assert [path for path, _ in server.asked] == ["init_weight_transfer_engine", *update, *update]
-        assert ipc_engine.IPCWeightTransferInitInfo(**server.asked[0][1]["init_info"]).packed
-        told = ipc_engine.IPCWeightTransferUpdateInfo(**server.asked[2][1]["update_info"])
-    assert told.names == list(PARAMETERS) and told.ipc_handles == {"GPU-5f": ("handle",)}
-    assert all(torch.equal(tensor, PARAMETERS[name]) for name, tensor in tensors)
+    update = ["start_weight_update", "update_weights", "update_weights", "finish_weight_update"]
+    assert [path for path, _ in server.asked] == ["init_weight_transfer_engine", *update, *update]
+    assert ipc_engine.IPCWeightTransferInitInfo(**server.asked[0][1]["init_info"]).packed
+    assert len(buffers[-1]) == MODEL[0].weight.nbytes                   # the largest tensor, which is never split
 
 
 if __name__ == "__main__":

@@ -197,7 +197,7 @@ def pid_of(sampler, name):
 
 
 @with_one_server
-@pytest.mark.parametrize("victim", ["vllm serve", "EngineCore"])
+@pytest.mark.parametrize("victim", ["cli.main serve", "EngineCore"])
 def test_killed_server_is_replaced_and_has_the_last_weights(served, victim):
     sampler, model = served
     if model.config.tie_word_embeddings:
@@ -378,7 +378,7 @@ def test_training_learns_through_a_server_that_is_killed_once(tmp_path):
     def reward_fn(response, ground_truth):
         graded.append(response)
         if len(graded) == 3 * config.rollout_batch_size:
-            os.kill(pid_of(sampler, "vllm serve"), signal.SIGKILL)
+            os.kill(pid_of(sampler, "cli.main serve"), signal.SIGKILL)
         return load_prompt(config.prompt).reward_fn(response, ground_truth)
 
     try:
@@ -405,7 +405,7 @@ def test_training_that_cannot_restart_its_server_stops_with_everything_saved_and
     def reward_fn(response, ground_truth):
         graded.append(response)
         if len(graded) == 4 * config.rollout_batch_size:
-            os.kill(pid_of(sampler, "vllm serve"), signal.SIGKILL)
+            os.kill(pid_of(sampler, "cli.main serve"), signal.SIGKILL)
         return load_prompt(config.prompt).reward_fn(response, ground_truth)
     try:
         with pytest.raises(RuntimeError, match="sampler: the vLLM server died 1 times? .*resume=True goes on"):
