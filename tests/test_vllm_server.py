@@ -476,7 +476,7 @@ def test_way_of_the_weights():
     assert way("ipc", False, 0, 0, True) == ("ipc", "") and way("gloo", True, None, 0, False) == ("gloo", "")
     assert "two different GPUs" in way("nccl", False, 0, 0, True)[1]
     assert "same GPU" in way("ipc", False, 0, 1, True)[1]
-    assert "trainer's Python" in way("nccl", False, 0, 1, False)[1]
+    assert "trainer's Python" in way("nccl", False, 0, 1, False)[1] and "two" in way("nccl", True, None, 0, False)[1]
     assert way("gloo", False, 0, 1, True)[0] == "shm"
     with pytest.raises(ValueError, match="weight_sync"):
         way("pigeon", True, None, 0, False)

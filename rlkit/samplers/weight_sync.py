@@ -43,12 +43,12 @@ def choose_way(wanted: str, *, server_on_cpu: bool, policy_gpu: int | None, serv
     one_gpu = not server_on_cpu and policy_gpu is not None and policy_gpu == server_gpu
     if wanted == "auto":
         return ("nccl", "") if two_gpus and vllm_importable else ("shm", "")
-    if wanted in ("nccl", "ipc") and not vllm_importable:
-        return "shm", f"{wanted} needs vLLM in the trainer's Python"
     if wanted == "nccl" and not two_gpus:
         return "shm", "nccl needs the policy and the server on two different GPUs"
     if wanted == "ipc" and not one_gpu:
         return "shm", "ipc needs the policy and the server on the same GPU"
+    if wanted in ("nccl", "ipc") and not vllm_importable:
+        return "shm", f"{wanted} needs vLLM in the trainer's Python"
     if wanted == "gloo" and not server_on_cpu:
         return "shm", "gloo is for vLLM's CPU build"
     return wanted, ""
