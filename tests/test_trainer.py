@@ -191,7 +191,7 @@ def test_truncated_importance_sampling_caps_the_engines_ratio(tiny, base):
     assert plain.logprob_gap_mean == pytest.approx(capped.logprob_gap_mean, abs=1e-4)    # from the train step itself
     assert capped.tis_share == pytest.approx(odd, abs=1e-6)
     naive = train(tiny(n_steps=1, n_val=0, algo="offpolicy_naive", train_batch_size=6), sampler=Skewed(),
-                  reward_fn=share_of_lower_case).metrics.iloc[-1]        # of its first train batch: later ones have moved
+                  reward_fn=share_of_lower_case).metrics.iloc[-1]   # of its first train batch
     assert naive.logprob_gap_max == pytest.approx(math.log(4), abs=1e-4) and naive.optimizer_steps > 1
     assert capped.grad_norm != pytest.approx(plain.grad_norm, rel=1e-2)
 

@@ -174,8 +174,9 @@ class VLLMServer:
 
     def environment(self, model: str, folder: str) -> dict:
         """The server's environment: ours, less what steers the trainer's threads and Python, plus its own."""
+        not_its = ("PYTHONHOME", "PYTHONPATH", "VLLM_API_KEY")
         ours = {name: value for name, value in os.environ.items()
-                if not name.startswith(("OMP_", "KMP_", "GOMP_", "MKL_")) and name not in ("PYTHONHOME", "PYTHONPATH", "VLLM_API_KEY")}
+                if not name.startswith(("OMP_", "KMP_", "GOMP_", "MKL_")) and name not in not_its}
         ours |= {"PYTHONPATH": folder, "TMPDIR": folder, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
         if Path(model).is_dir():
             ours["HF_HUB_OFFLINE"] = "1"
@@ -439,7 +440,8 @@ class VLLMSampler:
         self.folder = memory_folder(model)
         self._remove = weakref.finalize(self, _remove_folder, self.folder, os.getpid())
         self.server = VLLMServer(
-            str(self.folder), gpu, gpu_memory_utilization=gpu_memory_utilization or (ONE_GPU_SHARE if shared else OWN_GPU_SHARE),
+            str(self.folder), gpu,
+            gpu_memory_utilization=gpu_memory_utilization or (ONE_GPU_SHARE if shared else OWN_GPU_SHARE),
             dtype=dtype or str(model.dtype).removeprefix("torch."), weight_sync=weight_sync, sleep_mode=self.sleeps,
             **server_options)
         self.server.remove_if_orphaned(self.folder)

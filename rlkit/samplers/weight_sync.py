@@ -169,7 +169,7 @@ def _nccl(address: dict, device: str):
     with _current(device):
         group = trainer_init(address)
     if getattr(group, "disabled", False):
-        raise RuntimeError("weight sync: vLLM's NCCL is switched off here (VLLM_DISABLE_PYNCCL?), it would send nothing")
+        raise RuntimeError("weight sync: vLLM's NCCL is off here (VLLM_DISABLE_PYNCCL?), it would send nothing")
 
     def broadcast(tensor):
         group.broadcast(tensor, src=0, stream=torch.cuda.current_stream())
