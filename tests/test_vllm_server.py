@@ -90,7 +90,7 @@ def test_start_and_stop_leave_nothing(fake, model_folder):
     assert "--weight-transfer-config" not in options
     environment = entry["environment"]
     assert environment["VLLM_SERVER_DEV_MODE"] == environment["TORCHDYNAMO_DISABLE"] == "1"
-    assert environment["VLLM_CPU_KVCACHE_SPACE"] == "1" and "OMP_NUM_THREADS" not in environment
+    assert environment["PYTHONSAFEPATH"] == environment["VLLM_CPU_KVCACHE_SPACE"] == "1" and "OMP_NUM_THREADS" not in environment
     assert Path(environment["PYTHONPATH"], "rlkit_vllm_worker.py").is_file()
     [named] = distributions(name="vllm", path=[environment["PYTHONPATH"]])   # the command looks for a package "vllm",
     assert named.version == "0.32.0+cpu"                                     # and the platform for "cpu" in its version

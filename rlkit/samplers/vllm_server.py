@@ -177,7 +177,8 @@ class VLLMServer:
         not_its = ("PYTHONHOME", "PYTHONPATH", "VLLM_API_KEY")
         ours = {name: value for name, value in os.environ.items()
                 if not name.startswith(("OMP_", "KMP_", "GOMP_", "MKL_")) and name not in not_its}
-        ours |= {"PYTHONPATH": folder, "TMPDIR": folder, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        ours |= {"PYTHONPATH": folder, "TMPDIR": folder, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1",
+                 "PYTHONSAFEPATH": "1"}              # a folder called vllm where the job was started is not the package
         if Path(model).is_dir():
             ours["HF_HUB_OFFLINE"] = "1"
         if self.install.on_cpu:

@@ -215,7 +215,7 @@ def test_killed_server_is_replaced_and_has_the_last_weights(served, victim):
 
 
 @with_one_server
-def test_server_that_dies_while_it_receives_weights_gets_them_all_the_same(served):
+def test_server_that_dies_while_it_receives_weights_gets_them_all_the_same_and_so_after_an_interrupt(served):
     sampler, model = served
     if model.config.tie_word_embeddings:
         pytest.skip("once is enough: starts another server")
@@ -234,6 +234,15 @@ def test_server_that_dies_while_it_receives_weights_gets_them_all_the_same(serve
     sampler.sync_weights(model)
     assert len(sent) >= 3 and sampler.restarts == restarts + 1
     assert_is(greedy(sampler), model)
+
+    def interrupted(tensor):                                  # the worker waits for the rest, which will not come
+        raise KeyboardInterrupt
+    change(model, 31)
+    sampler.server.sync.broadcast, began = interrupted, time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        sampler.sync_weights(model)
+    assert time.monotonic() - began < 60
+    assert_is(greedy(sampler), model)                         # by a server that was started for this call
 
 
 def shared_memory(group):
@@ -424,6 +433,7 @@ def test_training_that_cannot_restart_its_server_stops_with_everything_saved_and
 def smollm2_folder(folder, questions):
     """A random Llama with the sizes of SmolLM2-135M (134.5 M parameters, tied) and a BPE tokenizer of these texts.
 
+    Its 131,072 positions would need 6 GB of keys and values for one sequence; a job asks for what its problems need.
     Token strings that the texts do not give are filled up, so that every id the model can sample means something.
     """
     import transformers as tf
@@ -440,7 +450,7 @@ def smollm2_folder(folder, questions):
     torch.manual_seed(0)
     model = tf.LlamaForCausalLM(tf.LlamaConfig(
         vocab_size=size, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-        num_key_value_heads=3, max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=0, eos_token_id=0))
+        num_key_value_heads=3, max_position_embeddings=131072, tie_word_embeddings=True, bos_token_id=0, eos_token_id=0))
     model.save_pretrained(folder)
     return sum(p.numel() for p in model.parameters())
 
