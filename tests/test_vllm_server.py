@@ -367,6 +367,7 @@ def test_a_server_that_keeps_dying_ends_the_run(fake, monkeypatch):
     with pytest.raises(RuntimeError, match="died 2 times in a row.*resume=True"):
         sampler.generate(["Hello"], SamplingParams(max_tokens=5))
     sampler.close()
+    assert sampler.server.last_words().startswith("Its last lines:")      # also when its log is gone
 
 
 def test_a_sync_that_fails_stops_the_server_and_the_next_call_starts_it_with_the_last_good_weights(fake, monkeypatch):

@@ -103,6 +103,7 @@ class VLLMServer:
         self._process, self._finalizer, self._calls = None, None, 0
         self._log = self.folder = None
         self._orphans: list[str] = []
+        self._said = "(its log is gone)"               # its last words, once it is stopped
 
     # ---- life
 
@@ -251,6 +252,7 @@ class VLLMServer:
             self.sync.close()
             self.sync = None
         if self._finalizer is not None:
+            self._said = self.last_words()
             self._finalizer()
         self._process = self._finalizer = None
 
@@ -267,7 +269,7 @@ class VLLMServer:
             with open(self._log, errors="replace") as file:
                 text = [re.sub(r"^\([^)]{1,80}\) ?|\x1b\[[0-9;]*m", "", line[:400]).rstrip() for line in file]
         except OSError:
-            return "(its log is gone)"
+            return self._said
         errors = [line for line in text if re.search(r"(Error|Exception): \S", line)
                   and not re.match("INFO|WARNING", line)]
         first = list(dict.fromkeys(errors))[:3]
@@ -416,8 +418,8 @@ class VLLMSampler:
 
     gpu, gpu_memory_utilization: None chooses a second GPU if there is one (0.9 of it); where trainer and server share
         one, vLLM gets 0.3 of it and sleeps (``sleep``) whenever it is not generating.
-    weight_sync: see `weight_sync`. dtype: None is the model's. batch_size: most prompts in flight at once. The rest is
-        `VLLMServer`'s.
+    weight_sync: see `rlkit.samplers.weight_sync`. dtype: None is the model's. batch_size: most prompts in flight at
+        once. eos_token_ids: in place of the model's and the tokenizer's. The rest is `VLLMServer`'s.
 
     Per-token log-probs are those of the distribution sampled from, temperature and truncations included; at
     temperature 0 they are at temperature 1.
