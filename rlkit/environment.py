@@ -83,6 +83,7 @@ def vllm_of(python: str) -> VLLMInstall | None:
             "print(json.dumps({d.metadata['Name']: d.version for n in names for d in m.distributions(name=n)}))")
     try:
         clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+        clean["PYTHONSAFEPATH"] = "1"              # a json.py where the job was started is not the module
         answer = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, env=clean, check=True)
         there = json.loads(answer.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):

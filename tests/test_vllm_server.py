@@ -25,6 +25,7 @@ from rlkit.samplers import SamplingParams, Sampler, VLLMSampler, VLLMServer
 from rlkit.samplers import vllm_server, weight_sync
 
 REPOSITORY = Path(__file__).parents[1]
+pytestmark = pytest.mark.xdist_group("servers")          # one after the other: they look at what is left in /tmp
 
 
 @pytest.fixture

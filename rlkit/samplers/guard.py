@@ -34,12 +34,13 @@ def main(arguments: list[str]) -> int:
         child = subprocess.Popen(command, preexec_fn=die_with_parent)
         while child.poll() is None and os.getppid() == parent and not asked.wait(POLL):
             pass
+        segments = shared_memory(os.getpgrp())              # before the server kills those that have them mapped
         if child.poll() is None:
             child.terminate()
         deadline = time.monotonic() + POLITE
         while child.poll() is None and time.monotonic() < deadline:
             time.sleep(POLL / 4)
-        end_group()
+        end_group(segments)
         code = child.wait()
     finally:
         if os.getppid() != parent:
@@ -58,9 +59,10 @@ def die_with_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def end_group() -> None:
+def end_group(segments: set[Path]) -> None:
     """End whatever is left in this process's group: SIGTERM, then SIGKILL for what stays; remove its shared memory."""
-    group, segments = os.getpgrp(), shared_memory(os.getpgrp())
+    group = os.getpgrp()
+    segments |= shared_memory(group)
     for number, patience in ((signal.SIGTERM, POLITE / 2), (signal.SIGKILL, POLITE)):
         for pid in others(group):
             try:

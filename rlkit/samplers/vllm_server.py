@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,7 @@ from rlkit.samplers.weight_sync import (WAYS, check_same, check_servable, choose
 IN_FLIGHT = 256              # prompts asked for at once
 STOP_SECONDS = 25            # for the guard to end the server in order
 GUARDLESS_SECONDS = 5        # for a server whose guard was killed, which sends it SIGTERM
+LONGEST_TMPDIR = 48          # characters: vLLM adds 37 for its sockets, whose paths may have 107, and we our 20
 LEAST_TEMPERATURE = 0.01     # vLLM silently samples at this one below it
 ONE_GPU_SHARE = 0.3          # of a GPU's memory for vLLM where the trainer uses the same one
 OWN_GPU_SHARE = 0.9          # and where it has one of its own
@@ -131,7 +133,8 @@ class VLLMServer:
     def _start_once(self, model: str) -> None:
         port = self.port or free_port()
         self.url, self.name = f"http://127.0.0.1:{port}", f"rlkit-{secrets.token_hex(8)}"
-        self.folder = Path(tempfile.mkdtemp(prefix="rlkit-vllm-"))
+        short = None if len(tempfile.gettempdir()) <= LONGEST_TMPDIR else "/tmp"
+        self.folder = Path(tempfile.mkdtemp(prefix="rlkit-vllm-", dir=short))
         shutil.copy(Path(__file__).with_name("vllm_worker.py"), self.folder / "rlkit_vllm_worker.py")
         if self.install.package != "vllm":
             name_as_vllm(self.install.version, self.folder)
@@ -143,9 +146,12 @@ class VLLMServer:
             self._process = subprocess.Popen(guard + self.command(model, port), stdin=subprocess.DEVNULL, stdout=log,
                                              stderr=subprocess.STDOUT, env=self.environment(model, str(self.folder)),
                                              start_new_session=True)
-        self._finalizer = weakref.finalize(self, _end, self._process, self.folder, os.getpid())
+        segments: set[Path] = set()                 # of shared memory: a server that ends in disorder leaves them
+        threading.Thread(target=_watch, args=(self._process, segments), daemon=True, name="vllm-watch").start()
+        self._finalizer = weakref.finalize(self, _end, self._process, self.folder, os.getpid(), segments)
         try:
             self._wait_until_healthy()
+            segments |= shared_memory(self._process.pid)
         except BaseException:
             self.stop()
             raise
@@ -501,12 +507,11 @@ class VLLMSampler:
     def sync_weights(self, model, step: int | None = None) -> None:
         """The server's weights become the model's, which must have the names and shapes of the one it started with."""
         check_same(self.shapes, model)
-        self.model = model
+        self.model, self._synced = model, True
 
         def send():
             self._wake()
             self.server.sync_policy_weights(model)
-            self._synced = True
         self._with_restarts(send)
 
     def close(self) -> None:
@@ -542,8 +547,7 @@ class VLLMSampler:
                                        f"{error}\n{self.server.last_words()}") from error
                 print(f"{error}; starting it again ({failures + 1} of {self.max_restarts})", flush=True)
                 self.restarts += 1
-                self.server.stop()
-                self._start()
+                self.server.stop()                             # and around again, where a start counts as a try
 
     def _check_room(self, prompts, ids, max_tokens) -> None:
         room = self.server.max_model_len or getattr(self.model.config, "max_position_embeddings", None) or float("inf")
@@ -647,26 +651,45 @@ def _ended(process) -> bool:
         return True
 
 
-def _end(process, folder: Path, owner: int) -> None:
+def _end(process, folder: Path, owner: int, segments: set[Path]) -> None:
     """Ask the guard to end the server; the group it leads is ours alone, so what does not end is killed."""
     if os.getpid() != owner:                                 # a fork of ours: not its server
         return
     try:
-        if _ended(process):                                  # the guard was killed: its command ends by itself, orderly
-            _wait(lambda: not others(process.pid), GUARDLESS_SECONDS)
-        else:
+        if not _ended(process):
             os.kill(process.pid, signal.SIGTERM)
             _wait(lambda: _ended(process), STOP_SECONDS)
-        segments = shared_memory(process.pid)
-        try:
-            os.killpg(process.pid, signal.SIGKILL)           # the unreaped guard keeps the number from being reused
-        except (ProcessLookupError, PermissionError):
-            pass
-        for segment in segments:
-            segment.unlink(missing_ok=True)
-        process.wait()
+        _wait(lambda: not others(process.pid), GUARDLESS_SECONDS)
+        _kill_group(process, segments)
+        with _REAPING:
+            process.wait()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+_REAPING = threading.Lock()      # an unreaped guard keeps its group's number from being reused: it is killed before
+
+
+def _kill_group(process, segments: set[Path]) -> None:
+    segments = segments | shared_memory(process.pid)
+    with _REAPING:
+        if process.returncode is None:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+    for segment in segments:
+        segment.unlink(missing_ok=True)
+
+
+def _watch(process, segments: set[Path]) -> None:
+    """In place of a guard that was killed: its server got SIGTERM, and would wait for the requests that wait for it."""
+    while process.returncode is None:
+        if _ended(process):
+            _wait(lambda: not others(process.pid), GUARDLESS_SECONDS)
+            _kill_group(process, segments)
+            return
+        time.sleep(1)
 
 
 def _wait(condition, seconds: float) -> None:

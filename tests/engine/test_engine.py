@@ -197,7 +197,7 @@ def pid_of(sampler, name):
 
 
 @with_one_server
-@pytest.mark.parametrize("victim", ["cli.main serve", "EngineCore"])
+@pytest.mark.parametrize("victim", ["cli.main serve", "EngineCore", "guard"])
 def test_killed_server_is_replaced_and_has_the_last_weights(served, victim):
     sampler, model = served
     if model.config.tie_word_embeddings:
@@ -205,10 +205,12 @@ def test_killed_server_is_replaced_and_has_the_last_weights(served, victim):
     change(model, 20)
     sampler.sync_weights(model)
     group = sampler.server._process.pid
-    os.kill(pid_of(sampler, victim), signal.SIGKILL)
+    segments = shared_memory(group)
+    os.kill(group if victim == "guard" else pid_of(sampler, victim), signal.SIGKILL)
     restarts = sampler.restarts
     assert_is(greedy(sampler), model)
     assert sampler.restarts == restarts + 1 and not members(group)
+    assert segments and not any(map(os.path.exists, segments))
     change(model, 21)
     sampler.sync_weights(model)
     assert_is(greedy(sampler), model)
