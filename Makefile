@@ -58,7 +58,7 @@ train: $(VENV)/.installed
 test: test-unit test-notebooks
 
 test-unit: $(VENV)/.installed
-	pytest -n $(WORKERS) --dist loadgroup -m "not vllm" tests
+	pytest -n $(WORKERS) -m "not vllm" tests
 
 test-notebooks: $(VENV)/.installed
 	pytest -n $(WORKERS) $(NBVAL) $(NOTEBOOK_FILES)

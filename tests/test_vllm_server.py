@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from importlib.metadata import distributions
@@ -25,7 +26,6 @@ from rlkit.samplers import SamplingParams, Sampler, VLLMSampler, VLLMServer
 from rlkit.samplers import vllm_server, weight_sync
 
 REPOSITORY = Path(__file__).parents[1]
-pytestmark = pytest.mark.xdist_group("servers")          # one after the other: they look at what is left in /tmp
 
 
 @pytest.fixture
@@ -37,6 +37,8 @@ def fake(tmp_path, monkeypatch):
     log = tmp_path / "asked.jsonl"
     monkeypatch.setenv("RLKIT_VLLM_PYTHON", str(python))
     monkeypatch.setenv("FAKE_VLLM_LOG", str(log))
+    made = tempfile.mkdtemp
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda *a, **k: MADE.append(made(*a, **k)) or MADE[-1])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     yield lambda: [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
@@ -71,8 +73,13 @@ def wait_until_gone(pids, seconds=20):
     return not any(map(running, pids))
 
 
+MADE = []                                                              # every temporary folder of this process
+
+
 def own_folders():
-    return {str(p) for place in ("/tmp", "/dev/shm") for p in Path(place).glob("rlkit-*")}
+    """Those that are there, also under the name that `memory_folder` gives them."""
+    names = {name for path in MADE for name in (path, path.replace("/.rlkit-", "/rlkit-weights-"))}
+    return {name for name in names if os.path.exists(name)}
 
 
 # ---- the server's life
@@ -124,7 +131,7 @@ server = VLLMServer(sys.argv[1])
 thread = threading.Thread(target=server.start)
 thread.start(); thread.join()
 time.sleep(0.5)
-print("alive" if server.alive() else "dead", flush=True)
+print("alive" if server.alive() else "dead", server.folder, flush=True)
 time.sleep(600)
 """
 
@@ -132,19 +139,19 @@ time.sleep(600)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_outlives_the_parent(fake, model_folder, number):
     """Started from a thread that has ended, which is not the parent's end; its death by a signal is."""
-    before = own_folders()
     parent = subprocess.Popen([sys.executable, "-c", PARENT, model_folder], stdout=subprocess.PIPE, text=True,
                               cwd=REPOSITORY)
-    assert parent.stdout.readline() == "alive\n"
+    state, folder = parent.stdout.readline().split()
+    assert state == "alive" and os.path.isdir(folder)
     pids = [fake()[0][name] for name in ("pid", "engine")]
     assert all(map(running, pids))
     parent.send_signal(number)
     parent.wait()
     assert wait_until_gone(pids)
     deadline = time.monotonic() + 10
-    while not own_folders() <= before and time.monotonic() < deadline:
+    while os.path.exists(folder) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert own_folders() <= before
+    assert not os.path.exists(folder)
 
 
 def test_server_killed_alone_takes_its_engine_along_and_nothing_else(fake, model_folder):
@@ -445,7 +452,7 @@ def test_weights_of_a_process_that_was_killed_before_it_had_a_server_are_removed
             "from rlkit.samplers import weight_sync\n"
             "print(weight_sync.memory_folder(tiny_model()), flush=True); os.kill(os.getpid(), 9)")
     stale = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY).stdout.strip()
-    assert os.path.isdir(stale)
+    assert "/rlkit-weights-" in stale                            # (the tests beside this one may have removed it by now)
     first = weight_sync.memory_folder(tiny_model())
     second = weight_sync.memory_folder(tiny_model())                      # a living process's folder stays
     assert not os.path.exists(stale) and first.is_dir()
