@@ -98,7 +98,8 @@ def test_start_and_stop_leave_nothing(fake, model_folder):
     assert "--weight-transfer-config" not in options
     environment = entry["environment"]
     assert environment["VLLM_SERVER_DEV_MODE"] == environment["TORCHDYNAMO_DISABLE"] == "1"
-    assert environment["PYTHONSAFEPATH"] == environment["VLLM_CPU_KVCACHE_SPACE"] == "1" and "OMP_NUM_THREADS" not in environment
+    assert environment["PYTHONSAFEPATH"] == environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert "OMP_NUM_THREADS" not in environment
     assert Path(environment["PYTHONPATH"], "rlkit_vllm_worker.py").is_file()
     [named] = distributions(name="vllm", path=[environment["PYTHONPATH"]])   # the command looks for a package "vllm",
     assert named.version == "0.32.0+cpu"                                     # and the platform for "cpu" in its version
@@ -452,7 +453,7 @@ def test_weights_of_a_process_that_was_killed_before_it_had_a_server_are_removed
             "from rlkit.samplers import weight_sync\n"
             "print(weight_sync.memory_folder(tiny_model()), flush=True); os.kill(os.getpid(), 9)")
     stale = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY).stdout.strip()
-    assert "/rlkit-weights-" in stale                            # (the tests beside this one may have removed it by now)
+    assert "/rlkit-weights-" in stale                            # tests beside this one may have removed it
     first = weight_sync.memory_folder(tiny_model())
     second = weight_sync.memory_folder(tiny_model())                      # a living process's folder stays
     assert not os.path.exists(stale) and first.is_dir()
