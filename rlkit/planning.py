@@ -25,6 +25,7 @@ from rlkit.sinks import check_sink
 # effective floating-point operations per second that the time estimate assumes, small matrices and overheads included
 FLOPS = {"cpu": 3e10, "mps": 2e12, "cuda": 5e13}
 GB = 1e9
+BYTES = {"float32": 4, "bfloat16": 2}
 VLLM_SHM_BYTES = 200e6
 VLLM_CPU_BYTES = 4e9            # vLLM's processes (measured: 2.9 GB) and its cache (1 GiB) on a CPU
 
@@ -195,7 +196,7 @@ def server_shortages(config, install, device, shape: dict) -> list[str]:
         gpu, shared = place(device)
         free, total = torch.cuda.mem_get_info(gpu)
         share = (ONE_GPU_SHARE if shared else OWN_GPU_SHARE) * total
-        weights = shape["parameters"] * {"float32": 4, "bfloat16": 2}["bfloat16" if config.autocast else config.dtype]
+        weights = shape["parameters"] * (2 if config.autocast else BYTES[config.dtype])
         if share < 1.2 * weights:
             lines.append(f"memory: vLLM's share of GPU {gpu} is {_size(share)}, the model's weights alone are "
                          f"{_size(weights)}: try a second GPU, or a smaller model")
@@ -218,7 +219,7 @@ def memory_estimate(config, shape: dict, lengths: dict, device, vllm=None) -> di
 
     An upper bound: prompts that a microbatch's rows share are counted once per row, and scored once per prompt.
     """
-    size = {"float32": 4, "bfloat16": 2}[config.dtype]
+    size = BYTES[config.dtype]
     compute = 2 if config.autocast else size
     rows = config.train_batch_size // config.gradient_accumulation_steps
     tokens = rows * (lengths["longest"] + config.max_tokens)
@@ -287,7 +288,7 @@ def advice(config, device) -> str:
 
 def disk_estimate(config, shape: dict) -> int:
     """Bytes: weights and two moments per checkpoint, three at once while one is written, and the final weights."""
-    size = {"float32": 4, "bfloat16": 2}[config.dtype]
+    size = BYTES[config.dtype]
     at_once = 3 if config.checkpoint_every and config.n_steps > config.checkpoint_every else 1
     return (3 * at_once + 1) * shape["parameters"] * size
 

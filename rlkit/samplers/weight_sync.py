@@ -138,7 +138,7 @@ class IPCSync:
                 largest = max(p.numel() * p.element_size() for p in model.parameters())    # no tensor is split
                 self.engine = WeightTransferTrainerFactory.trainer_init(
                     IPCTrainerInitInfo(packed=True, packed_buffer_size_bytes=max(IPC_BUFFER, largest), rank=0),
-                    client=client, source=ModuleSource(getattr(model, "_orig_mod", model)))
+                    client=client, source=ModuleSource(uncompiled(model)))
                 self.model = model
             self.engine.send_weights()
 
@@ -219,10 +219,15 @@ class _Task:
 
 # ---- checkpoints
 
+def uncompiled(model):
+    """The model itself, where torch.compile has wrapped it."""
+    return getattr(model, "_orig_mod", model)
+
+
 def checkpoint_tensors(model) -> dict:
     """{name in the checkpoint format: tensor} of the model's parameters, each once even if tied."""
-    model = getattr(model, "_orig_mod", model)                       # as torch.compile wraps it
-    parameters = {name.replace("_orig_mod.", ""): tensor for name, tensor in model.named_parameters()}
+    model = uncompiled(model)
+    parameters = dict(model.named_parameters())
     try:
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError:
@@ -235,7 +240,7 @@ def check_servable(model) -> None:
     dtype = str(getattr(model, "dtype", "")).removeprefix("torch.")
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ValueError(f"model: got weights of type {dtype or 'unknown'}, expected float32, bfloat16 or float16")
-    names = [name for name, _ in model.named_modules() if "_orig_mod" in name.split(".")[1:]]
+    names = [name for name, _ in uncompiled(model).named_modules() if "_orig_mod" in name.split(".")]
     if names:
         raise ValueError(f"model: {names[0]!r} is compiled by itself, which save_pretrained writes under other names; "
                          "expected the whole model compiled, or none of it")
@@ -249,7 +254,7 @@ def check_servable(model) -> None:
 
 def shapes_of(model) -> dict:
     """{name: shape} of the parameters."""
-    return {name.replace("_orig_mod.", ""): tuple(p.shape) for name, p in model.named_parameters()}
+    return {name: tuple(p.shape) for name, p in uncompiled(model).named_parameters()}
 
 
 def check_same(shapes: dict, model) -> None:
@@ -268,7 +273,7 @@ def write_weights(model, folder: Path, tokenizer=None) -> None:
     incoming = folder / "incoming"
     shutil.rmtree(incoming, ignore_errors=True)
     with no_progress_bars():
-        getattr(model, "_orig_mod", model).save_pretrained(incoming, max_shard_size="1000GB")
+        uncompiled(model).save_pretrained(incoming, max_shard_size="1000GB")
     if not (incoming / "model.safetensors").is_file() or not (incoming / "config.json").is_file():
         raise ValueError(f"model: {type(model).__name__} saves {', '.join(sorted(os.listdir(incoming)))}, expected "
                          "config.json and model.safetensors of a whole model (merge adapters first)")

@@ -377,23 +377,28 @@ def test_port_that_is_taken_too_late_to_notice(tmp_path, monkeypatch):
             server.start()
 
 
+def deadly(sampler, config, step):
+    """The prompt's reward function; grading this step's last response kills the sampler's server."""
+    from rlkit import load_prompt
+    graded, reward = [], load_prompt(config.prompt).reward_fn
+
+    def reward_fn(response, ground_truth):
+        graded.append(response)
+        if len(graded) == step * config.rollout_batch_size:
+            os.kill(pid_of(sampler, "cli.main serve"), signal.SIGKILL)
+        return reward(response, ground_truth)
+    return reward_fn
+
+
 def test_training_learns_through_a_server_that_is_killed_once(tmp_path):
     """The laptop model, 16 steps: rewards rise, engine and trainer agree on every token, one death goes unnoticed."""
-    from rlkit import Config, load_model, load_prompt, train
+    from rlkit import Config, load_model, train
     model, tokenizer = load_model("laptop", "float32", "cpu")
     sampler = VLLMSampler(model, tokenizer)
     config = Config.preset("laptop", sampler="vllm", n_steps=16, n_val=128, n_val_final=128, eval_every=16,
                            n_train=1600, lr=3e-4, run_dir=str(tmp_path / "run"))
-    graded = []
-
-    def reward_fn(response, ground_truth):
-        graded.append(response)
-        if len(graded) == 3 * config.rollout_batch_size:
-            os.kill(pid_of(sampler, "cli.main serve"), signal.SIGKILL)
-        return load_prompt(config.prompt).reward_fn(response, ground_truth)
-
     try:
-        run = train(config, sampler=sampler, model=model, tokenizer=tokenizer, reward_fn=reward_fn)
+        run = train(config, sampler=sampler, model=model, tokenizer=tokenizer, reward_fn=deadly(sampler, config, 3))
     finally:
         sampler.close()
     metrics = run.metrics.set_index("step")
@@ -407,20 +412,14 @@ def test_training_learns_through_a_server_that_is_killed_once(tmp_path):
 
 def test_training_that_cannot_restart_its_server_stops_with_everything_saved_and_goes_on(tmp_path):
     """The server dies in step 4 and may not be replaced; the same run, resumed, ends. In bfloat16 autocast."""
-    from rlkit import Config, load_model, load_prompt, train
+    from rlkit import Config, load_model, train
     config = Config.preset("laptop", sampler="vllm", n_steps=6, n_val=32, n_val_final=32, eval_every=3, n_train=320,
                            checkpoint_every=2, autocast=True, run_dir=str(tmp_path / "run"))
     model, tokenizer = load_model("laptop", "float32", "cpu")
-    graded, sampler = [], VLLMSampler(model, tokenizer, dtype="bfloat16", max_restarts=0)
-
-    def reward_fn(response, ground_truth):
-        graded.append(response)
-        if len(graded) == 4 * config.rollout_batch_size:
-            os.kill(pid_of(sampler, "cli.main serve"), signal.SIGKILL)
-        return load_prompt(config.prompt).reward_fn(response, ground_truth)
+    sampler = VLLMSampler(model, tokenizer, dtype="bfloat16", max_restarts=0)
     try:
         with pytest.raises(RuntimeError, match="sampler: the vLLM server died 1 times? .*resume=True goes on"):
-            train(config, sampler=sampler, model=model, tokenizer=tokenizer, reward_fn=reward_fn)
+            train(config, sampler=sampler, model=model, tokenizer=tokenizer, reward_fn=deadly(sampler, config, 4))
     finally:
         sampler.close()
     steps = [row["step"] for row in map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())]
@@ -452,7 +451,8 @@ def smollm2_folder(folder, questions):
     torch.manual_seed(0)
     model = tf.LlamaForCausalLM(tf.LlamaConfig(
         vocab_size=size, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-        num_key_value_heads=3, max_position_embeddings=131072, tie_word_embeddings=True, bos_token_id=0, eos_token_id=0))
+        num_key_value_heads=3, max_position_embeddings=131072, tie_word_embeddings=True, bos_token_id=0,
+        eos_token_id=0))
     model.save_pretrained(folder)
     return sum(p.numel() for p in model.parameters())
 
