@@ -64,7 +64,7 @@ test-notebooks: $(VENV)/.installed
 	pytest -n $(WORKERS) $(NBVAL) $(NOTEBOOK_FILES)
 
 notebooks: $(VENV)/.installed
-	python -m rlkit.notebooks $(NOTEBOOK_FILES)
+	python notebooks/execute.py $(NOTEBOOK_FILES)
 
 laptop-model: $(VENV)/.installed
 	python -m rlkit.laptop.pretrain --out rlkit/laptop/model

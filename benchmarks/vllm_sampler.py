@@ -1,13 +1,15 @@
-"""vLLM's server against the sampler in process: the same prompts, tokens per second, and how far log-probs differ.
+"""vLLM's server against the sampler in process: the same prompts, tokens per second, and how far log-probs
+differ.
 
     python benchmarks/vllm_sampler.py [--model laptop] [--prompts 16] [--group 8] [--tokens 64] [--rounds 3]
                                       [--dtypes float32,bfloat16] [--ways shm,gloo] [--out result.json]
 
-Both samplers answer the same r1_zero prompts (with its stop string, as in training) in one run, taking turns; a
-round's rate is generated tokens over seconds. Per dtype also: seconds until the server answers, seconds per weight
-sync and way, and the gap between the engine's log-probs and the trainer's model on the tokens the engine drew, at
-temperature 1. The weights do not change.
+Both samplers answer the same r1_zero prompts (with its stop string, as in training) in one run, taking turns;
+a round's rate is generated tokens over seconds. Per dtype also: seconds until the server answers, seconds per
+weight sync and way, and the gap between the engine's log-probs and the trainer's model on the tokens the
+engine drew, at temperature 1. The weights do not change.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -30,20 +32,34 @@ def rate(sampler, prompts, params, group):
 def gaps(model, tokenizer, completions):
     """mean and largest |difference|, and the extremes of the ratio trainer / engine."""
     import torch
+
     from rlkit.grpo import response_log_probs
-    ours = torch.cat(response_log_probs(
-        model, tokenizer, [""] * len(completions), [c.text for c in completions], microbatch_size=16,
-        response_token_ids=[c.token_ids for c in completions],
-        prompt_token_ids=[c.prompt_token_ids for c in completions]))
+
+    ours = torch.cat(
+        response_log_probs(
+            model,
+            tokenizer,
+            [""] * len(completions),
+            [c.text for c in completions],
+            microbatch_size=16,
+            response_token_ids=[c.token_ids for c in completions],
+            prompt_token_ids=[c.prompt_token_ids for c in completions],
+        )
+    )
     difference = ours - torch.cat([torch.tensor(c.log_probs) for c in completions])
-    return {"tokens": difference.numel(), "gap_mean": difference.abs().mean().item(),
-            "gap_max": difference.abs().max().item(), "ratio_min": difference.min().exp().item(),
-            "ratio_max": difference.max().exp().item()}
+    return {
+        "tokens": difference.numel(),
+        "gap_mean": difference.abs().mean().item(),
+        "gap_max": difference.abs().max().item(),
+        "ratio_min": difference.min().exp().item(),
+        "ratio_max": difference.max().exp().item(),
+    }
 
 
 def measure(dtype, arguments):
     from rlkit import SamplingParams, load_model, load_problems, load_prompt
     from rlkit.samplers import TransformersSampler, VLLMSampler
+
     model, tokenizer = load_model(arguments.model, dtype)
     prompt = load_prompt("r1_zero")
     prompts = [prompt.fill(p.question) for p in load_problems("laptop", "train", arguments.prompts)]
@@ -66,7 +82,7 @@ def measure(dtype, arguments):
             params = SamplingParams(arguments.tokens, stop=prompt.stop, seed=round_)
             for name, sampler in (("vllm", server), ("transformers", here)):
                 speed, completions = rate(sampler, prompts, params, arguments.group)
-                if round_:                                       # the first round warms both up
+                if round_:  # the first round warms both up
                     result["tokens_per_second"].setdefault(name, []).append(speed)
                     drawn += completions if name == "vllm" else []
         result |= gaps(model, tokenizer, drawn)
@@ -76,7 +92,9 @@ def measure(dtype, arguments):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="laptop")
     for name, default in (("prompts", 16), ("group", 8), ("tokens", 64), ("rounds", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -85,7 +103,9 @@ def main():
     parser.add_argument("--out")
     arguments = parser.parse_args()
     import torch
-    from rlkit.environment import find_vllm, vllm_missing
+
+    from rlkit.jobs.environment import find_vllm, vllm_missing
+
     if find_vllm() is None:
         print(f"skipped: {vllm_missing()}")
         return
@@ -93,16 +113,28 @@ def main():
     results = {}
     for dtype in arguments.dtypes.split(","):
         r = results[dtype] = measure(dtype, arguments)
-        rates = "; ".join(f"{name} {statistics.median(v):,.0f} ({min(v):,.0f}-{max(v):,.0f})"
-                          for name, v in r["tokens_per_second"].items())
+        rates = "; ".join(
+            f"{name} {statistics.median(v):,.0f} ({min(v):,.0f}-{max(v):,.0f})"
+            for name, v in r["tokens_per_second"].items()
+        )
         syncs = ", ".join(f"{way} {v[1]:.2f} s" for way, v in r["sync_seconds"].items())
-        print(f"{dtype}: server up in {r['start_seconds']:.0f} s; weight sync {syncs}; tokens/s {rates}; "
-              f"log-prob gap mean {r['gap_mean']:.1e}, max {r['gap_max']:.1e}, ratio {r['ratio_min']:.4f} to "
-              f"{r['ratio_max']:.4f} over {r['tokens']:,} tokens; load {os.getloadavg()[0]:.1f}", flush=True)
+        print(
+            f"{dtype}: server up in {r['start_seconds']:.0f} s; weight sync {syncs}; tokens/s {rates}; "
+            f"log-prob gap mean {r['gap_mean']:.1e}, max {r['gap_max']:.1e}, ratio {r['ratio_min']:.4f} to "
+            f"{r['ratio_max']:.4f} over {r['tokens']:,} tokens; load {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
     if arguments.out:
-        results |= {"model": arguments.model, "prompts": arguments.prompts, "group": arguments.group,
-                    "max_tokens": arguments.tokens, "vllm": f"{find_vllm().package} {find_vllm().version}",
-                    "torch": torch.__version__, "threads": torch.get_num_threads(), "cores": os.cpu_count()}
+        results |= {
+            "model": arguments.model,
+            "prompts": arguments.prompts,
+            "group": arguments.group,
+            "max_tokens": arguments.tokens,
+            "vllm": f"{find_vllm().package} {find_vllm().version}",
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "cores": os.cpu_count(),
+        }
         with open(arguments.out, "w") as file:
             json.dump(results, file, indent=1)
 

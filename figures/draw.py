@@ -1,10 +1,12 @@
 """Draws the README's figure and prints its table from the recorded runs: python figures/draw.py"""
+
 from pathlib import Path
 
 import pandas as pd
 
-from rlkit import load_run, plots
-from rlkit.stats import mean_interval
+from rlkit import load_run
+from rlkit.jobs import plots
+from rlkit.support.stats import mean_interval
 
 HERE = Path(__file__).parent
 
@@ -25,14 +27,18 @@ def table(groups) -> pd.DataFrame:
         cpu = [run.summary["cpu_seconds"] for run in runs]
         rows[algo] = {f"seed {run.config['seed']}": f"{end:.3f}" for run, end in zip(runs, ends)} | {
             "start (mean)": f"{sum(run.summary['val_start'] for run in runs) / len(runs):.3f}",
-            "mean": f"{mean:.3f}", "95 % interval": f"{low:.3f} to {high:.3f}",
-            "CPU s a run": f"{min(cpu):.0f} to {max(cpu):.0f}"}
+            "mean": f"{mean:.3f}",
+            "95 % interval": f"{low:.3f} to {high:.3f}",
+            "CPU s a run": f"{min(cpu):.0f} to {max(cpu):.0f}",
+        }
     return pd.DataFrame(rows).T.rename_axis("algo")
 
 
 def difference(runs, others) -> tuple[float, float, float]:
     """Mean difference of the final accuracy, seed by seed, and its 95 % interval."""
-    ends, reference = ({run.config["seed"]: run.summary["val_end"] for run in group} for group in (runs, others))
+    ends, reference = (
+        {run.config["seed"]: run.summary["val_end"] for run in group} for group in (runs, others)
+    )
     return mean_interval([ends[seed] - reference[seed] for seed in sorted(ends.keys() & reference.keys())])
 
 

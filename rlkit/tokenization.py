@@ -1,25 +1,29 @@
 """From text to the three tensors that every later step reads: input ids, labels and the response mask."""
+
 from __future__ import annotations
 
 import torch
 
 
-def tokenize_prompt_and_output(prompt_strs, output_strs, tokenizer, *, output_token_ids=None, prompt_token_ids=None):
+def tokenize_prompt_and_output(
+    prompt_strs, output_strs, tokenizer, *, output_token_ids=None, prompt_token_ids=None
+):
     """Tokenise prompts and outputs apart, join each pair, pad on the right, shift by one.
 
     Args:
-        prompt_strs, output_strs: lists of B strings. They are encoded separately and without special tokens, so
-            the boundary between them is a token boundary. Either may hold empty strings.
+        prompt_strs, output_strs: lists of B strings. They are encoded separately and without special tokens,
+            so the boundary between them is a token boundary. Either may hold empty strings.
         tokenizer: a Hugging Face tokenizer. The filler is its pad id, else its eos id, else 0; with a causal
             model and right padding the filler stands after every scored position and changes nothing.
-        output_token_ids, prompt_token_ids: lists of B lists of ids (a sampler's own). What is given is used as it
-            is and the strings beside it are not read, so nothing is re-tokenised; the strings may then be None.
+        output_token_ids, prompt_token_ids: lists of B lists of ids (a sampler's own). What is given is used
+            as it is and the strings beside it are not read, so nothing is re-tokenised; the strings may then
+            be None.
 
     Returns:
         dict of three (B, longest - 1) tensors, ``longest`` counting prompt and output together:
-        input_ids (int64) every token but the last, labels (int64) every token but the first, and response_mask
-        (bool) True where the label is an output token. With an empty prompt the first output token has nothing
-        before it, so it is no label and cannot be scored.
+        input_ids (int64) every token but the last, labels (int64) every token but the first, and
+        response_mask (bool) True where the label is an output token. With an empty prompt the first output
+        token has nothing before it, so it is no label and cannot be scored.
 
     Raises:
         ValueError: an empty batch, or lists whose lengths differ.
@@ -29,15 +33,17 @@ def tokenize_prompt_and_output(prompt_strs, output_strs, tokenizer, *, output_to
     prompts = _encode(prompt_strs, prompt_token_ids, tokenizer, "prompt")
     outputs = _encode(output_strs, output_token_ids, tokenizer, "output")
     if len(prompts) != len(outputs) or not prompts:
-        raise ValueError(f"prompt_strs, output_strs: got {len(prompts)} prompts and {len(outputs)} outputs, "
-                         "expected the same number, at least one")
+        raise ValueError(
+            f"prompt_strs, output_strs: got {len(prompts)} prompts and {len(outputs)} outputs, "
+            "expected the same number, at least one"
+        )
     longest = max(len(p) + len(o) for p, o in zip(prompts, outputs))
     tokens = torch.full((len(prompts), max(longest, 1)), filler_id(tokenizer), dtype=torch.long)
     is_output = torch.zeros_like(tokens, dtype=torch.bool)
     for row, (prompt, output) in enumerate(zip(prompts, outputs)):
         end = len(prompt) + len(output)
         tokens[row, :end] = torch.tensor([*prompt, *output], dtype=torch.long)
-        is_output[row, len(prompt):end] = True
+        is_output[row, len(prompt) : end] = True
     return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:], "response_mask": is_output[:, 1:]}
 
 
@@ -53,8 +59,10 @@ def _encode(strings, token_ids, tokenizer, what):
     """Lists of ids: the ones given, or the strings' without special tokens."""
     if token_ids is not None:
         if strings is not None and len(strings) != len(token_ids):
-            raise ValueError(f"{what}_token_ids: got {len(token_ids)} rows for {len(strings)} strings, "
-                             "expected one list of ids per string")
+            raise ValueError(
+                f"{what}_token_ids: got {len(token_ids)} rows for {len(strings)} strings, "
+                "expected one list of ids per string"
+            )
         return [list(ids) for ids in token_ids]
     if isinstance(strings, str) or strings is None:
         raise ValueError(f"{what}_strs: got {type(strings).__name__}, expected a list of strings")

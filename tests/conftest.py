@@ -1,10 +1,12 @@
 """Fixtures of all tests: where the shared cases and GSM8K lie, and one thread per process."""
+
 import os
 from pathlib import Path
 
 import pytest
 
-# before torch is imported: several test processes share few cores, and spinning threads would starve each other
+# before torch is imported: several test processes share few cores, and spinning threads would starve each
+# other
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

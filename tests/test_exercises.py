@@ -1,4 +1,5 @@
 """The checkers: the right function passes, every planted mistake is refused with its own diagnosis, stubs are open."""
+
 import json
 import math
 import re
@@ -8,23 +9,34 @@ import sympy as sp
 import torch
 
 import rlkit
-from rlkit import derivations
-from rlkit.exercises import EXERCISES, bugs, check, get_exercise, hint, plugged_in, reveal
-from rlkit.exercises.core import OpenExercise
+from rlkit.study import derivations
+from rlkit.study.exercises import EXERCISES, bugs, check, get_exercise, hint, plugged_in, reveal
+from rlkit.study.exercises.core import OpenExercise
 
 MISTAKES = [(exercise.name, mistake.name) for exercise in EXERCISES.values() for mistake in exercise.mistakes]
 
 
 def test_there_are_enough_of_them():
     assert len(EXERCISES) >= 25 and len(MISTAKES) >= 60
-    components = {"tokenize_prompt_and_output", "get_response_log_probs", "compute_rollout_rewards",
-                  "compute_group_normalized_rewards_grpo", "compute_group_normalized_rewards_drgrpo",
-                  "compute_group_normalized_rewards_maxrl", "compute_policy_gradient_loss_on_policy",
-                  "compute_policy_gradient_loss_off_policy", "compute_policy_gradient_loss_off_policy_gspo",
-                  "aggregate_loss_across_microbatch_sequence", "aggregate_loss_across_microbatch_constant",
-                  "grpo_train_step_standard_on_policy", "grpo_train_step_variants_on_policy",
-                  "grpo_train_step_off_policy", "baseline_calcs", "derive_difficulty_reweightings",
-                  "derive_surrogate_objectives"}
+    components = {
+        "tokenize_prompt_and_output",
+        "get_response_log_probs",
+        "compute_rollout_rewards",
+        "compute_group_normalized_rewards_grpo",
+        "compute_group_normalized_rewards_drgrpo",
+        "compute_group_normalized_rewards_maxrl",
+        "compute_policy_gradient_loss_on_policy",
+        "compute_policy_gradient_loss_off_policy",
+        "compute_policy_gradient_loss_off_policy_gspo",
+        "aggregate_loss_across_microbatch_sequence",
+        "aggregate_loss_across_microbatch_constant",
+        "grpo_train_step_standard_on_policy",
+        "grpo_train_step_variants_on_policy",
+        "grpo_train_step_off_policy",
+        "baseline_calcs",
+        "derive_difficulty_reweightings",
+        "derive_surrogate_objectives",
+    }
     assert components <= {exercise.problem for exercise in EXERCISES.values()}
 
 
@@ -52,7 +64,7 @@ def test_a_stub_is_open(name):
     for stub in (None, ..., lambda *_: None, lambda *_: ..., marked):
         assert exercise.check(stub).status == "open"
     scope = {}
-    exec(exercise.stub(), scope)                                    # the stub we offer is Python, and open
+    exec(exercise.stub(), scope)  # the stub we offer is Python, and open
     assert exercise.check(scope[name]).status == "open"
 
 
@@ -82,52 +94,74 @@ def test_messages_name_the_case_the_row_and_both_values(capsys):
 
 def test_an_unknown_mistake_gets_no_diagnosis():
     result = get_exercise("pass_at_k").check(lambda n, c, k: 0.123)
-    assert result.status == "wrong" and result.diagnosis is None and "expected 0.25, yours is 0.123" in result.message
+    assert (
+        result.status == "wrong"
+        and result.diagnosis is None
+        and "expected 0.25, yours is 0.123" in result.message
+    )
 
 
 def test_mistakes_as_readers_write_them():
     """Two slips in one attempt: a missing pad id must not hide what is wrong with the mask; joint text as it comes."""
+
     def rows_of(texts, pad):
         return torch.tensor([ids + [pad] * (max(map(len, texts)) - len(ids)) for ids in texts])
 
     def label_is_not_pad(prompts, outputs, tokenizer):
-        ids = rows_of([tokenizer.encode(p, False) + tokenizer.encode(o, False) for p, o in zip(prompts, outputs)],
-                      tokenizer.pad_token_id)
-        return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "response_mask": ids[:, 1:] != tokenizer.pad_token_id}
+        ids = rows_of(
+            [tokenizer.encode(p, False) + tokenizer.encode(o, False) for p, o in zip(prompts, outputs)],
+            tokenizer.pad_token_id,
+        )
+        return {
+            "input_ids": ids[:, :-1],
+            "labels": ids[:, 1:],
+            "response_mask": ids[:, 1:] != tokenizer.pad_token_id,
+        }
 
     def joint(prompts, outputs, tokenizer):
-        ids = rows_of(tokenizer([p + o for p, o in zip(prompts, outputs)])["input_ids"], tokenizer.eos_token_id)
+        ids = rows_of(
+            tokenizer([p + o for p, o in zip(prompts, outputs)])["input_ids"], tokenizer.eos_token_id
+        )
         mask = torch.zeros_like(ids, dtype=torch.bool)
         for row, (prompt, output) in enumerate(zip(prompts, outputs)):
-            mask[row, len(tokenizer.encode(prompt)):len(tokenizer.encode(prompt + output))] = True
+            mask[row, len(tokenizer.encode(prompt)) : len(tokenizer.encode(prompt + output))] = True
         return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "response_mask": mask[:, 1:]}
 
     tokenise = get_exercise("tokenize_prompt_and_output")
     assert tokenise.check(label_is_not_pad).diagnosis == "mask_is_label_not_pad"
     assert tokenise.check(joint).diagnosis == "tokenised_together_with_bos"
-    greedy = get_exercise("last_boxed").check(lambda text: (re.findall(r"\\boxed\{(.*)\}", text) or [None])[-1])
+    greedy = get_exercise("last_boxed").check(
+        lambda text: (re.findall(r"\\boxed\{(.*)\}", text) or [None])[-1]
+    )
     assert greedy.diagnosis == "boxed_greedy_from_the_first"
 
 
 def test_exceptions_shapes_and_changed_inputs_are_reported_not_raised():
     exercise = get_exercise("group_advantages_none")
     assert "raised ZeroDivisionError" in exercise.check(lambda raw, size: 1 / 0).message
-    assert "expected shape (4,), yours is (1, 4)" in exercise.check(lambda raw, size: (raw - raw.mean())[None]).message
+    assert (
+        "expected shape (4,), yours is (1, 4)"
+        in exercise.check(lambda raw, size: (raw - raw.mean())[None]).message
+    )
 
     def changes(raw, size):
         result = raw.clone().reshape(-1, size) - raw.reshape(-1, size).mean(1, keepdim=True)
         raw.zero_()
         return result.flatten()
+
     assert "changes the arguments" in exercise.check(changes).message
 
 
 def test_expressions_are_accepted_with_any_symbols_of_the_right_name():
     p, n = sp.symbols("p n")
-    assert get_exercise("baseline_variance_a").check(p * (1 - p)**3 / n).status == "right"
-    assert get_exercise("baseline_variance_a").check(derivations.baseline_variance(sp.Integer(0))).status == "right"
-    result = get_exercise("baseline_variance_a").check(p * (1 - p)**3 / n + sp.Symbol("b"))
+    assert get_exercise("baseline_variance_a").check(p * (1 - p) ** 3 / n).status == "right"
+    assert (
+        get_exercise("baseline_variance_a").check(derivations.baseline_variance(sp.Integer(0))).status
+        == "right"
+    )
+    result = get_exercise("baseline_variance_a").check(p * (1 - p) ** 3 / n + sp.Symbol("b"))
     assert result.status == "wrong" and "holds b" in result.message
-    assert get_exercise("baseline_variance_a").check(p * (1 - p)**2 / n).diagnosis == "a_second_moment"
+    assert get_exercise("baseline_variance_a").check(p * (1 - p) ** 2 / n).diagnosis == "a_second_moment"
     assert get_exercise("baseline_crossing").check(sp.Rational(2, 3)).status == "right"
     assert get_exercise("difficulty_weight_none").check(1).status == "right"
     assert get_exercise("bernoulli_score").check((-p, 1 - p)).status == "right"
@@ -136,7 +170,7 @@ def test_expressions_are_accepted_with_any_symbols_of_the_right_name():
 def test_names_hints_and_sources(capsys):
     with pytest.raises(AttributeError, match=r"got 'los_grpo'; did you mean 'loss_grpo'\?") as caught:
         check.los_grpo
-    assert len(str(caught.value)) < 120                             # the names themselves are in check.summary()
+    assert len(str(caught.value)) < 120  # the names themselves are in check.summary()
     with pytest.raises(ValueError, match="did you mean"):
         hint("passatk")
     assert "pass_at_k" in dir(check)
@@ -150,6 +184,7 @@ def test_names_hints_and_sources(capsys):
 
 def test_a_readers_loss_takes_the_librarys_place_and_gives_it_back():
     from rlkit import grpo, losses
+
     original = losses.compute_policy_gradient_loss
     with plugged_in(compute_policy_gradient_loss=len):
         assert grpo.compute_policy_gradient_loss is len and losses.compute_policy_gradient_loss is original
@@ -164,9 +199,18 @@ def test_a_readers_component_trains_a_real_model():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
     def step():
-        return rlkit.grpo_train_step(model, tokenizer, optimizer, 1, None, lambda response, truth: {
-            "reward": float(response == truth), "format_reward": 1.0}, ["1 + 1 ="] * 4, [" 2", " 3", " 2", " 5"],
-            [" 2"] * 4, 4)[1]["grad_norm"]
+        return rlkit.grpo_train_step(
+            model,
+            tokenizer,
+            optimizer,
+            1,
+            None,
+            lambda response, truth: {"reward": float(response == truth), "format_reward": 1.0},
+            ["1 + 1 ="] * 4,
+            [" 2", " 3", " 2", " 5"],
+            [" 2"] * 4,
+            4,
+        )[1]["grad_norm"]
 
     def mine(advantages, log_probs, *_, **__):
         return get_exercise("loss_none").solution(3 * advantages, log_probs), {}
@@ -177,7 +221,9 @@ def test_a_readers_component_trains_a_real_model():
     assert step() == pytest.approx(plain, rel=1e-6)
 
 
-# ---- the references against values worked out by others --------------------------------------------------------------
+# ---- the references against values worked out by others
+# --------------------------------------------------------------
+
 
 @pytest.fixture(scope="module")
 def faults(shared_cases):
@@ -198,31 +244,58 @@ def test_references_agree_with_the_collected_faults(faults):
         rewards = torch.tensor(row["input"]["raw_rewards"], dtype=torch.float64)
         close(reference("group_advantages_std", rewards, 4, 1e-6), row["expected"]["advantages"])
     clip = faults["B034"]["input"]
-    seen = reference("loss_grpo", torch.tensor(clip["advantages"]).double(),
-                     torch.tensor(clip["ratios"]).double()[:, None].log(), torch.zeros(4, 1), clip["cliprange"])
+    seen = reference(
+        "loss_grpo",
+        torch.tensor(clip["advantages"]).double(),
+        torch.tensor(clip["ratios"]).double()[:, None].log(),
+        torch.zeros(4, 1),
+        clip["cliprange"],
+    )
     close(sum(seen["loss"], []), faults["B034"]["expected"]["per_token_loss"])
     assert [g[0] != 0 for g in seen["gradient"]] == faults["B034"]["expected"]["gradient_flows"]
     gspo = faults["B040"]
-    seen = reference("loss_gspo", torch.tensor([1.0]), torch.tensor(gspo["input"]["log_ratios"]), torch.zeros(1, 3),
-                     3e-4, torch.tensor(gspo["input"]["mask"]).bool())
+    seen = reference(
+        "loss_gspo",
+        torch.tensor([1.0]),
+        torch.tensor(gspo["input"]["log_ratios"]),
+        torch.zeros(1, 3),
+        3e-4,
+        torch.tensor(gspo["input"]["mask"]).bool(),
+    )
     close(seen["loss"][0][0], gspo["expected"]["loss_A=+1"])
     entropy = faults["B015"]
-    close(reference("mean_token_entropy", torch.tensor(entropy["input"]["token_entropy"]),
-                    torch.tensor(entropy["input"]["response_mask"]).bool()), entropy["expected"]["token_weighted_mean"])
+    close(
+        reference(
+            "mean_token_entropy",
+            torch.tensor(entropy["input"]["token_entropy"]),
+            torch.tensor(entropy["input"]["response_mask"]).bool(),
+        ),
+        entropy["expected"]["token_weighted_mean"],
+    )
     hot = faults["B016"]
-    close(reference("log_prob_at_temperature", torch.tensor(hot["input"]["logits"]), 0, 0.5),
-          hot["expected"]["log_prob_at_T"])
+    close(
+        reference("log_prob_at_temperature", torch.tensor(hot["input"]["logits"]), 0, 0.5),
+        hot["expected"]["log_prob_at_T"],
+    )
     pruned = faults["B051"]
-    close(reference("pruned_loss", torch.tensor([1.0, 0, 0, -1]), pruned["input"]["row_losses"])["loss"],
-          pruned["expected"]["loss"])
+    close(
+        reference("pruned_loss", torch.tensor([1.0, 0, 0, -1]), pruned["input"]["row_losses"])["loss"],
+        pruned["expected"]["loss"],
+    )
     slices = faults["B061"]["input"]
-    close(reference("offpolicy_advantages", torch.tensor(slices["raw_rewards"]).double(), 4, slices["train_rows"]),
-          faults["B061"]["expected"]["advantages"])
+    close(
+        reference(
+            "offpolicy_advantages", torch.tensor(slices["raw_rewards"]).double(), 4, slices["train_rows"]
+        ),
+        faults["B061"]["expected"]["advantages"],
+    )
     boxes = faults["B104"]["input"]["responses"]
     assert [reference("last_boxed", text) for text in boxes] == [None, r"\frac{1}{2}", "72", None]
 
 
-# ---- find the bug ----------------------------------------------------------------------------------------------------
+# ---- find the bug
+# ----------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("name", bugs.BUGS)
 def test_a_bug_shows_and_goes_away(name, capsys):

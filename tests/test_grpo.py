@@ -1,12 +1,28 @@
 """The train step: exact under microbatches, pruning, sorting and sharing; aligned; finite; one optimizer step."""
+
 import copy
 
 import pytest
 import torch
-from toys import (Bigram, IdsOnly, by_truth, grads_of_step, largest_difference, rollouts, tiny_model, toy_tokenizer)
+from toys import (
+    Bigram,
+    IdsOnly,
+    by_truth,
+    grads_of_step,
+    largest_difference,
+    rollouts,
+    tiny_model,
+    toy_tokenizer,
+)
 
-from rlkit import (aggregate_loss_across_microbatch, compute_group_normalized_rewards, compute_policy_gradient_loss,
-                   get_response_log_probs, grpo_train_step, tokenize_prompt_and_output)
+from rlkit import (
+    aggregate_loss_across_microbatch,
+    compute_group_normalized_rewards,
+    compute_policy_gradient_loss,
+    get_response_log_probs,
+    grpo_train_step,
+    tokenize_prompt_and_output,
+)
 from rlkit.grpo import response_log_probs
 
 PROMPTS, RESPONSES = rollouts()  # 4 groups of 4
@@ -18,22 +34,38 @@ MODEL = tiny_model()
 def old_of(model, shift=0.0):
     """Log-probabilities of a policy near the model's: each response token's, moved by up to ``shift``."""
     generator = torch.Generator().manual_seed(5)
-    return [row + shift * (2 * torch.rand(row.shape, generator=generator) - 1) for row in response_log_probs(
-        model, IdsOnly, None, None, prompt_token_ids=PROMPTS, response_token_ids=RESPONSES)]
+    return [
+        row + shift * (2 * torch.rand(row.shape, generator=generator) - 1)
+        for row in response_log_probs(
+            model, IdsOnly, None, None, prompt_token_ids=PROMPTS, response_token_ids=RESPONSES
+        )
+    ]
 
 
-def whole_batch(model, method="none", old=None, cliprange=None, baseline="mean", normalizer="std",
-                normalization="sequence", constant=None):
+def whole_batch(
+    model,
+    method="none",
+    old=None,
+    cliprange=None,
+    baseline="mean",
+    normalizer="std",
+    normalization="sequence",
+    constant=None,
+):
     """The step written out: every row in one forward pass, nothing pruned, sorted or shared."""
     model = copy.deepcopy(model)
-    batch = tokenize_prompt_and_output(None, None, IdsOnly, prompt_token_ids=PROMPTS, output_token_ids=RESPONSES)
-    advantages, _ = compute_group_normalized_rewards(torch.tensor([float(t) for t in TRUTHS]), 4, baseline,
-                                                     advantage_normalizer=normalizer)
+    batch = tokenize_prompt_and_output(
+        None, None, IdsOnly, prompt_token_ids=PROMPTS, output_token_ids=RESPONSES
+    )
+    advantages, _ = compute_group_normalized_rewards(
+        torch.tensor([float(t) for t in TRUTHS]), 4, baseline, advantage_normalizer=normalizer
+    )
     scored = get_response_log_probs(model, batch["input_ids"], batch["labels"], True)
     if old is not None:
         old = torch.zeros(batch["labels"].shape).masked_scatter(batch["response_mask"], torch.cat(old))
-    per_token, metadata = compute_policy_gradient_loss(advantages, scored["log_probs"], method, old, cliprange,
-                                                       batch["response_mask"])
+    per_token, metadata = compute_policy_gradient_loss(
+        advantages, scored["log_probs"], method, old, cliprange, batch["response_mask"]
+    )
     loss = aggregate_loss_across_microbatch(per_token, batch["response_mask"], normalization, constant)
     loss.backward()
     entropy = scored["token_entropy"][batch["response_mask"]].mean().item()
@@ -50,8 +82,14 @@ def test_equal_to_the_whole_batch_at_once(method, cliprange, steps, shared_prefi
     old = old_of(MODEL, 0.4)
     loss, expected, entropy, grads = whole_batch(MODEL, method, old, cliprange)
     got_loss, metadata, got = grads_of_step(
-        MODEL, gradient_accumulation_steps=steps, importance_reweighting_method=method, cliprange=cliprange,
-        old_log_probs=old, shared_prefix=shared_prefix, **BATCH)
+        MODEL,
+        gradient_accumulation_steps=steps,
+        importance_reweighting_method=method,
+        cliprange=cliprange,
+        old_log_probs=old,
+        shared_prefix=shared_prefix,
+        **BATCH,
+    )
     assert got_loss.item() == pytest.approx(loss, abs=1e-5) and not got_loss.requires_grad
     assert largest_difference(got, grads) < 2e-5
     for name in ("clip_fraction", "clip_fraction_low", "clip_fraction_high", "ratio_min", "ratio_max"):
@@ -64,23 +102,43 @@ def test_equal_to_the_whole_batch_at_once(method, cliprange, steps, shared_prefi
     assert metadata["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 
-@pytest.mark.parametrize("baseline, normalizer, normalization", [
-    ("mean", "std", "sequence"), ("mean", "std", "constant"), ("mean", "none", "constant"),
-    ("none", "none", "constant"), ("mean", "mean", "constant"), ("none", "std", "sequence")])
+@pytest.mark.parametrize(
+    "baseline, normalizer, normalization",
+    [
+        ("mean", "std", "sequence"),
+        ("mean", "std", "constant"),
+        ("mean", "none", "constant"),
+        ("none", "none", "constant"),
+        ("mean", "mean", "constant"),
+        ("none", "std", "sequence"),
+    ],
+)
 def test_every_variant_keeps_the_unpruned_divisors(baseline, normalizer, normalization):
-    loss, _, _, grads = whole_batch(MODEL, baseline=baseline, normalizer=normalizer, normalization=normalization,
-                                    constant=144)
+    loss, _, _, grads = whole_batch(
+        MODEL, baseline=baseline, normalizer=normalizer, normalization=normalization, constant=144
+    )
     for steps in (1, 5):
-        got_loss, _, got = grads_of_step(MODEL, gradient_accumulation_steps=steps, baseline=baseline,
-                                         advantage_normalizer=normalizer, loss_normalization=normalization,
-                                         normalization_constant=144, **BATCH)
-        assert got_loss.item() == pytest.approx(loss, abs=1e-5, rel=1e-6) and largest_difference(got, grads) < 2e-5
+        got_loss, _, got = grads_of_step(
+            MODEL,
+            gradient_accumulation_steps=steps,
+            baseline=baseline,
+            advantage_normalizer=normalizer,
+            loss_normalization=normalization,
+            normalization_constant=144,
+            **BATCH,
+        )
+        assert (
+            got_loss.item() == pytest.approx(loss, abs=1e-5, rel=1e-6)
+            and largest_difference(got, grads) < 2e-5
+        )
 
 
 def rows_passed(model, **arguments):
     """[(rows, with gradient)] of the model's forward passes in one step of the plain path."""
     seen = []
-    hook = model.register_forward_hook(lambda m, args, out: seen.append((len(args[0]), torch.is_grad_enabled())))
+    hook = model.register_forward_hook(
+        lambda m, args, out: seen.append((len(args[0]), torch.is_grad_enabled()))
+    )
     try:
         metadata = grads_of_step(model, shared_prefix=False, **arguments)[1]
     finally:
@@ -109,8 +167,20 @@ def test_a_batch_without_signal_steps_with_zero_gradients_as_it_would_unpruned()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 
     def step(truths):
-        return grpo_train_step(model, IdsOnly, optimizer, 2, 1.0, by_truth, [""] * 16, [""] * 16, truths, 4,
-                               prompt_token_ids=PROMPTS, response_token_ids=RESPONSES)
+        return grpo_train_step(
+            model,
+            IdsOnly,
+            optimizer,
+            2,
+            1.0,
+            by_truth,
+            [""] * 16,
+            [""] * 16,
+            truths,
+            4,
+            prompt_token_ids=PROMPTS,
+            response_token_ids=RESPONSES,
+        )
 
     step(TRUTHS)
     reference, state = copy.deepcopy(model), copy.deepcopy(optimizer.state_dict())
@@ -129,11 +199,30 @@ def test_from_text_with_every_argument_by_position():
     table = model.table.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     loss, metadata = grpo_train_step(
-        model, toy_tokenizer(), optimizer, 2, None, lambda response, truth: {
-            "reward": response == truth, "format_reward": 1.0, "answer_reward": response == truth},
-        ["Hello", "Hello"], ["a test", "world"], ["a test", "a test"], 2, "mean", 1e-6, "std", "none", None, None,
-        "sequence", None)
-    advantage = 0.5 / (0.5 ** 0.5 + 1e-6)
+        model,
+        toy_tokenizer(),
+        optimizer,
+        2,
+        None,
+        lambda response, truth: {
+            "reward": response == truth,
+            "format_reward": 1.0,
+            "answer_reward": response == truth,
+        },
+        ["Hello", "Hello"],
+        ["a test", "world"],
+        ["a test", "a test"],
+        2,
+        "mean",
+        1e-6,
+        "std",
+        "none",
+        None,
+        None,
+        "sequence",
+        None,
+    )
+    advantage = 0.5 / (0.5**0.5 + 1e-6)
     log_p, expected = table.log_softmax(-1), torch.zeros_like(table)
     for a, row in ((advantage, [(3, 7), (7, 8)]), (-advantage, [(3, 4)])):
         for before, after in row:
@@ -147,9 +236,24 @@ def test_from_text_with_every_argument_by_position():
 
 def test_what_the_metadata_holds():
     _, metadata, _ = grads_of_step(MODEL, **BATCH)
-    wanted = {"loss", "grad_norm", "token_entropy", "reward", "format_reward", "answer_reward", "clip_fraction",
-              "clip_fraction_low", "clip_fraction_high", "response_length", "pass_at_k", "groups_all_right",
-              "groups_all_wrong", "groups_mixed", "rows_used", "lr"}
+    wanted = {
+        "loss",
+        "grad_norm",
+        "token_entropy",
+        "reward",
+        "format_reward",
+        "answer_reward",
+        "clip_fraction",
+        "clip_fraction_low",
+        "clip_fraction_high",
+        "response_length",
+        "pass_at_k",
+        "groups_all_right",
+        "groups_all_wrong",
+        "groups_mixed",
+        "rows_used",
+        "lr",
+    }
     assert wanted <= set(metadata) and "ratio_min" not in metadata
     assert all(isinstance(value, (int, float, list)) for value in metadata.values())
     assert metadata["response_length"] == sum(map(len, RESPONSES)) / 16
@@ -158,8 +262,14 @@ def test_what_the_metadata_holds():
 
 def test_first_off_policy_step_has_ratio_one():
     for method, cliprange in METHODS[1:]:
-        _, metadata, grads = grads_of_step(MODEL, importance_reweighting_method=method, cliprange=cliprange,
-                                           old_log_probs=old_of(MODEL), gradient_accumulation_steps=3, **BATCH)
+        _, metadata, grads = grads_of_step(
+            MODEL,
+            importance_reweighting_method=method,
+            cliprange=cliprange,
+            old_log_probs=old_of(MODEL),
+            gradient_accumulation_steps=3,
+            **BATCH,
+        )
         assert metadata["ratio_min"] == pytest.approx(1, abs=1e-4) == metadata["ratio_max"]
         assert metadata["clip_fraction"] == 0
         assert largest_difference(grads, grads_of_step(MODEL, **BATCH)[2]) < 1e-4
@@ -170,9 +280,21 @@ def test_learning_rate_zero_leaves_the_model_and_the_gap_to_the_sampler():
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0)
     gaps = []
     for _ in range(3):
-        _, metadata = grpo_train_step(model, IdsOnly, optimizer, 2, 1.0, by_truth, [""] * 16, [""] * 16, TRUTHS, 4,
-                                      prompt_token_ids=PROMPTS, response_token_ids=RESPONSES,
-                                      sampler_log_probs=[(row + 0.25).tolist() for row in old_of(MODEL)])
+        _, metadata = grpo_train_step(
+            model,
+            IdsOnly,
+            optimizer,
+            2,
+            1.0,
+            by_truth,
+            [""] * 16,
+            [""] * 16,
+            TRUTHS,
+            4,
+            prompt_token_ids=PROMPTS,
+            response_token_ids=RESPONSES,
+            sampler_log_probs=[(row + 0.25).tolist() for row in old_of(MODEL)],
+        )
         gaps.append((metadata["logprob_gap_mean"], metadata["logprob_gap_max"]))
     assert gaps[0] == gaps[1] == gaps[2] == pytest.approx((0.25, 0.25), abs=1e-4)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), MODEL.parameters()))
@@ -186,23 +308,36 @@ def test_rows_stay_aligned_whatever_their_order():
     order = torch.randperm(16, generator=torch.Generator().manual_seed(2)).tolist()
 
     def run(rows, steps):
-        return grads_of_step(MODEL, gradient_accumulation_steps=steps, importance_reweighting_method="grpo",
-                             cliprange=0.2, old_log_probs=[old[i] for i in rows], advantages=advantages[rows],
-                             tis_weights=[weights[i] for i in rows], group_size=99, reward_fn=None,
-                             prompt_token_ids=[PROMPTS[i] for i in rows],
-                             response_token_ids=[RESPONSES[i] for i in rows], rewards_metadata={"reward": 0.5})
+        return grads_of_step(
+            MODEL,
+            gradient_accumulation_steps=steps,
+            importance_reweighting_method="grpo",
+            cliprange=0.2,
+            old_log_probs=[old[i] for i in rows],
+            advantages=advantages[rows],
+            tis_weights=[weights[i] for i in rows],
+            group_size=99,
+            reward_fn=None,
+            prompt_token_ids=[PROMPTS[i] for i in rows],
+            response_token_ids=[RESPONSES[i] for i in rows],
+            rewards_metadata={"reward": 0.5},
+        )
 
     loss, metadata, grads = run(list(range(16)), 1)
     other_loss, other_metadata, other = run(order, 5)
     assert metadata["reward"] == 0.5 and largest_difference(other, grads) < 2e-5
     assert {k: pytest.approx(v, abs=1e-4) for k, v in metadata.items()} == other_metadata
-    plain = grads_of_step(MODEL, importance_reweighting_method="grpo", cliprange=0.2, old_log_probs=old, **BATCH)[2]
+    plain = grads_of_step(
+        MODEL, importance_reweighting_method="grpo", cliprange=0.2, old_log_probs=old, **BATCH
+    )[2]
     assert largest_difference(plain, grads) > 0.01  # the weights do count
 
 
 def test_old_log_probs_as_a_tensor_wider_than_the_train_batch():
     old = old_of(MODEL, 0.4)
-    batch = tokenize_prompt_and_output(None, None, IdsOnly, prompt_token_ids=PROMPTS, output_token_ids=RESPONSES)
+    batch = tokenize_prompt_and_output(
+        None, None, IdsOnly, prompt_token_ids=PROMPTS, output_token_ids=RESPONSES
+    )
     wide = torch.full((16, batch["labels"].shape[1] + 5), float("nan"))
     wide[:, :-5] = torch.zeros(batch["labels"].shape).masked_scatter(batch["response_mask"], torch.cat(old))
     arguments = BATCH | dict(importance_reweighting_method="noclip")
@@ -211,12 +346,25 @@ def test_old_log_probs_as_a_tensor_wider_than_the_train_batch():
 
 
 def test_old_log_probs_come_back_in_row_order_whatever_the_microbatches():
-    batch = tokenize_prompt_and_output(None, None, IdsOnly, prompt_token_ids=PROMPTS, output_token_ids=RESPONSES)
+    batch = tokenize_prompt_and_output(
+        None, None, IdsOnly, prompt_token_ids=PROMPTS, output_token_ids=RESPONSES
+    )
     with torch.no_grad():
-        expected = get_response_log_probs(MODEL, batch["input_ids"], batch["labels"], temperature=0.8)["log_probs"]
+        expected = get_response_log_probs(MODEL, batch["input_ids"], batch["labels"], temperature=0.8)[
+            "log_probs"
+        ]
     for size, shared in ((3, True), (16, True), (5, False)):
-        rows = response_log_probs(MODEL, IdsOnly, None, None, prompt_token_ids=PROMPTS, temperature=0.8,
-                                  response_token_ids=RESPONSES, microbatch_size=size, shared_prefix=shared)
+        rows = response_log_probs(
+            MODEL,
+            IdsOnly,
+            None,
+            None,
+            prompt_token_ids=PROMPTS,
+            temperature=0.8,
+            response_token_ids=RESPONSES,
+            microbatch_size=size,
+            shared_prefix=shared,
+        )
         assert [len(row) for row in rows] == [len(response) for response in RESPONSES]
         torch.testing.assert_close(torch.cat(rows), expected[batch["response_mask"]], rtol=1e-5, atol=1e-5)
 
@@ -225,8 +373,9 @@ def test_a_function_as_method_sees_every_row():
     def push_up(advantages, log_probs, old_log_probs, response_mask, cliprange):
         return -(advantages + 1.0) * log_probs, {"mean_shift": 1.0}
 
-    loss, metadata, grads = grads_of_step(MODEL, importance_reweighting_method=push_up,
-                                          gradient_accumulation_steps=3, **BATCH)
+    loss, metadata, grads = grads_of_step(
+        MODEL, importance_reweighting_method=push_up, gradient_accumulation_steps=3, **BATCH
+    )
     assert metadata["rows_used"] == 16 and metadata["mean_shift"] == pytest.approx(1)
     one = grads_of_step(MODEL, importance_reweighting_method=push_up, **BATCH)[2]
     assert largest_difference(grads, one) < 2e-5
@@ -237,14 +386,26 @@ def test_empty_responses_count_in_the_divisor_and_are_not_scored():
     arguments = dict(prompt_token_ids=prompts, response_token_ids=responses)
     _, metadata, grads = grads_of_step(Bigram(10), repeated_ground_truths=["1", "1", "0", "0"], **arguments)
     assert metadata["rows_used"] == 2 and metadata["response_length"] == 0.75
-    halves = grads_of_step(Bigram(10), advantages=torch.tensor([1.0, -1.0]) * 0.5 / (3 ** -0.5 + 1e-6),
-                           prompt_token_ids=prompts[:2], response_token_ids=[[4, 5], [6]])[2]
+    halves = grads_of_step(
+        Bigram(10),
+        advantages=torch.tensor([1.0, -1.0]) * 0.5 / (3**-0.5 + 1e-6),
+        prompt_token_ids=prompts[:2],
+        response_token_ids=[[4, 5], [6]],
+    )[2]
     torch.testing.assert_close(grads["table"], halves["table"] / 2)
-    loss, metadata, grads = grads_of_step(Bigram(10), repeated_ground_truths=["1", "0", "0", "0"],
-                                          prompt_token_ids=prompts, response_token_ids=[[]] * 4)
+    loss, metadata, grads = grads_of_step(
+        Bigram(10),
+        repeated_ground_truths=["1", "0", "0", "0"],
+        prompt_token_ids=prompts,
+        response_token_ids=[[]] * 4,
+    )
     assert loss == 0 and not grads["table"].any() and "token_entropy" not in metadata
-    loss, _, _ = grads_of_step(Bigram(10), repeated_ground_truths=["1", "0", "0", "0"],
-                               prompt_token_ids=[[]] * 4, response_token_ids=[[2], [], [3], []])
+    loss, _, _ = grads_of_step(
+        Bigram(10),
+        repeated_ground_truths=["1", "0", "0", "0"],
+        prompt_token_ids=[[]] * 4,
+        response_token_ids=[[2], [], [3], []],
+    )
     assert loss == 0  # a first token without anything before it cannot be scored
 
 
@@ -268,8 +429,20 @@ def test_stale_gradients_are_not_counted():
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    _, metadata = grpo_train_step(model, IdsOnly, optimizer, 1, None, by_truth, [""] * 16, [""] * 16, TRUTHS, 4,
-                                  prompt_token_ids=PROMPTS, response_token_ids=RESPONSES)
+    _, metadata = grpo_train_step(
+        model,
+        IdsOnly,
+        optimizer,
+        1,
+        None,
+        by_truth,
+        [""] * 16,
+        [""] * 16,
+        TRUTHS,
+        4,
+        prompt_token_ids=PROMPTS,
+        response_token_ids=RESPONSES,
+    )
     assert metadata["grad_norm"] == pytest.approx(grads_of_step(MODEL, **BATCH)[1]["grad_norm"])
 
 
@@ -287,33 +460,67 @@ def test_it_learns_which_word_is_right():
     generator = torch.Generator().manual_seed(0)
     rewards = []
     for _ in range(30):
-        sampled = torch.multinomial(model.table[3].detach().softmax(0), 16, True, generator=generator).tolist()
+        sampled = torch.multinomial(
+            model.table[3].detach().softmax(0), 16, True, generator=generator
+        ).tolist()
         _, metadata = grpo_train_step(
-            model, tokenizer, optimizer, 2, 1.0, by_truth, ["Hello"] * 16, [""] * 16,
-            [str(int(token == 8)) for token in sampled], 8, response_token_ids=[[token] for token in sampled])
+            model,
+            tokenizer,
+            optimizer,
+            2,
+            1.0,
+            by_truth,
+            ["Hello"] * 16,
+            [""] * 16,
+            [str(int(token == 8)) for token in sampled],
+            8,
+            response_token_ids=[[token] for token in sampled],
+        )
         rewards.append(metadata["reward"])
     assert sum(rewards[:3]) / 3 < 0.5 and sum(rewards[-3:]) / 3 > 0.9
 
 
-@pytest.mark.parametrize("changes, named", [
-    (dict(group_size=3), "group_size: got 3"), (dict(group_size=1), "group_size: got 1"),
-    (dict(importance_reweighting_method="grpo"), "old_log_probs"),
-    (dict(importance_reweighting_method="grpo", old_log_probs=[[0.0]] * 16), "cliprange"),
-    (dict(importance_reweighting_method="noclip", old_log_probs=[[0.0]] * 3), "old_log_probs: got 3 rows"),
-    (dict(importance_reweighting_method="noclip", old_log_probs=[[0.0] * 99] * 16), r"old_log_probs.*in row 0"),
-    (dict(importance_reweighting_method="noclip", old_log_probs=torch.zeros(16, 2)), "old_log_probs: got shape"),
-    (dict(loss_normalization="constant"), "normalization_constant"), (dict(baseline="min"), "baseline"),
-    (dict(advantages=[1.0, 2.0]), "advantages: got shape"), (dict(advantages=[float("nan")] * 16), "advantages"),
-    (dict(gradient_accumulation_steps=0), "gradient_accumulation_steps: got 0"),
-    (dict(max_grad_norm=0.0), "max_grad_norm: got 0.0"), (dict(entropy_rows="some"), "entropy_rows: got 'some'"),
-    (dict(repeated_ground_truths=["1"]), "16 responses and 1 ground truths"),
-    (dict(reward_fn=lambda r, t: {"reward": float("nan")}), "nan"), (dict(temperature=0.0), "temperature: got 0"),
-    (dict(gradient_accumulation_steps=True), "gradient_accumulation_steps: got True"),
-    (dict(max_grad_norm="1"), "max_grad_norm: got '1'"), (dict(temperature="1"), "temperature: got '1'"),
-    (dict(advantages=["a"] * 16), "advantages: got .*expected numbers"),
-    (dict(tis_weights=1.0), "tis_weights: got 1.0"),
-    (dict(loss_normalization="constant", normalization_constant="8"), "normalization_constant: got '8'"),
-    (dict(importance_reweighting_method="noclip", old_log_probs=[["x"]] * 16), "old_log_probs: got .*numbers")])
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        (dict(group_size=3), "group_size: got 3"),
+        (dict(group_size=1), "group_size: got 1"),
+        (dict(importance_reweighting_method="grpo"), "old_log_probs"),
+        (dict(importance_reweighting_method="grpo", old_log_probs=[[0.0]] * 16), "cliprange"),
+        (
+            dict(importance_reweighting_method="noclip", old_log_probs=[[0.0]] * 3),
+            "old_log_probs: got 3 rows",
+        ),
+        (
+            dict(importance_reweighting_method="noclip", old_log_probs=[[0.0] * 99] * 16),
+            r"old_log_probs.*in row 0",
+        ),
+        (
+            dict(importance_reweighting_method="noclip", old_log_probs=torch.zeros(16, 2)),
+            "old_log_probs: got shape",
+        ),
+        (dict(loss_normalization="constant"), "normalization_constant"),
+        (dict(baseline="min"), "baseline"),
+        (dict(advantages=[1.0, 2.0]), "advantages: got shape"),
+        (dict(advantages=[float("nan")] * 16), "advantages"),
+        (dict(gradient_accumulation_steps=0), "gradient_accumulation_steps: got 0"),
+        (dict(max_grad_norm=0.0), "max_grad_norm: got 0.0"),
+        (dict(entropy_rows="some"), "entropy_rows: got 'some'"),
+        (dict(repeated_ground_truths=["1"]), "16 responses and 1 ground truths"),
+        (dict(reward_fn=lambda r, t: {"reward": float("nan")}), "nan"),
+        (dict(temperature=0.0), "temperature: got 0"),
+        (dict(gradient_accumulation_steps=True), "gradient_accumulation_steps: got True"),
+        (dict(max_grad_norm="1"), "max_grad_norm: got '1'"),
+        (dict(temperature="1"), "temperature: got '1'"),
+        (dict(advantages=["a"] * 16), "advantages: got .*expected numbers"),
+        (dict(tis_weights=1.0), "tis_weights: got 1.0"),
+        (dict(loss_normalization="constant", normalization_constant="8"), "normalization_constant: got '8'"),
+        (
+            dict(importance_reweighting_method="noclip", old_log_probs=[["x"]] * 16),
+            "old_log_probs: got .*numbers",
+        ),
+    ],
+)
 def test_bad_input_is_named_before_the_model_is_touched(changes, named):
     model = Bigram(60)
     model.register_forward_hook(lambda *args: pytest.fail("the model was called"))

@@ -1,4 +1,5 @@
 """The job notebooks as their users run them, through papermill's command line; and the strict reading behind them."""
+
 import json
 import os
 import subprocess
@@ -8,24 +9,59 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rlkit.config import Config
-from rlkit.jobs import CompareJob, EvaluateJob, before_and_after, find_runs, parameters, training_group
-from rlkit.runs import load_run
-from rlkit.tables import (category_table, comparison, difference_table, final_table, find_group, group_runs,
-                          shared_metrics, validation_table)
+from rlkit.jobs.config import Config
+from rlkit.jobs.parameters import (
+    CompareJob,
+    EvaluateJob,
+    before_and_after,
+    find_runs,
+    parameters,
+    training_group,
+)
+from rlkit.jobs.runs import load_run
+from rlkit.jobs.tables import (
+    category_table,
+    comparison,
+    difference_table,
+    final_table,
+    find_group,
+    group_runs,
+    shared_metrics,
+    validation_table,
+)
 
-SHORT = {"n_steps": 2, "rollout_batch_size": 16, "group_size": 4, "n_train": 64, "n_val": 8, "n_val_final": 8,
-         "max_tokens": 16, "gradient_accumulation_steps": 2}
+SHORT = {
+    "n_steps": 2,
+    "rollout_batch_size": 16,
+    "group_size": 4,
+    "n_train": 64,
+    "n_val": 8,
+    "n_val_final": 8,
+    "max_tokens": 16,
+    "gradient_accumulation_steps": 2,
+}
 
 
 def papermill(repo, folder, notebook, *arguments, short=True, output="out.ipynb"):
     """The finished process; ``folder`` is the working directory, so runs/ is made there."""
     extra = [a for name, value in SHORT.items() for a in ("-p", name, str(value))] if short else []
-    command = [Path(sys.executable).with_name("papermill"), repo / "notebooks" / f"{notebook}.ipynb", output, *extra,
-               *arguments]
+    command = [
+        Path(sys.executable).with_name("papermill"),
+        repo / "notebooks" / f"{notebook}.ipynb",
+        output,
+        *extra,
+        *arguments,
+    ]
     environment = os.environ | {"JUPYTER_PREFER_ENV_PATH": "1"}
-    return subprocess.run([str(a) for a in command if a is not None], cwd=folder, env=environment, text=True,
-                          capture_output=True, timeout=300, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        [str(a) for a in command if a is not None],
+        cwd=folder,
+        env=environment,
+        text=True,
+        capture_output=True,
+        timeout=300,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def texts(notebook):
@@ -52,23 +88,34 @@ def test_literal_command_trains_and_writes_the_notebook_to_the_pipe(trained):
     assert run.finished and run.config["algorithm"]["name"] == "drgrpo" and run.config["n_steps"] == 2
     assert run.metrics.step.tolist() == [0, 1, 2]
     shown = texts(notebook)
-    assert "train: 3/3 in" in shown and shown.count("%|") == 0          # one line of progress, the last
+    assert "train: 3/3 in" in shown and shown.count("%|") == 0  # one line of progress, the last
     images = [o for c in notebook["cells"] for o in c.get("outputs", []) if "image/png" in o.get("data", {})]
-    assert len(images) == 1 and  "val_reward_se" in shown and "A: " in shown
+    assert len(images) == 1 and "val_reward_se" in shown and "A: " in shown
 
 
 def test_notebook_runs_in_the_kernel_of_the_same_python(repo, tmp_path):
     import nbformat
+
     cell = nbformat.v4.new_code_cell("import sys; print(sys.prefix)")
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": kernel}), tmp_path / "prefix.ipynb")
-    subprocess.run([Path(sys.executable).with_name("papermill"), "prefix.ipynb", "out.ipynb"], cwd=tmp_path, check=True,
-                   capture_output=True, timeout=120, stdin=subprocess.DEVNULL)
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": kernel}), tmp_path / "prefix.ipynb"
+    )
+    subprocess.run(
+        [Path(sys.executable).with_name("papermill"), "prefix.ipynb", "out.ipynb"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+    )
     assert texts(json.loads((tmp_path / "out.ipynb").read_text())).strip() == sys.prefix
 
 
 def test_misspelt_names_and_bad_values_fail_the_job_by_name(repo, tmp_path):
-    done = papermill(repo, tmp_path, "train", "-p", "lrr", "1e-4", "-p", "resume", "maybe", "-p", "seed", "[1,2]")
+    done = papermill(
+        repo, tmp_path, "train", "-p", "lrr", "1e-4", "-p", "resume", "maybe", "-p", "seed", "[1,2]"
+    )
     assert done.returncode == 1
     assert "lrr: unknown parameter; did you mean 'lr'?" in done.stderr
     assert "resume: 'maybe' is not true or false" in done.stderr
@@ -77,11 +124,39 @@ def test_misspelt_names_and_bad_values_fail_the_job_by_name(repo, tmp_path):
 
 
 def test_text_from_yaml_is_read_and_a_dry_run_trains_nothing(repo, tmp_path):
-    done = papermill(repo, tmp_path, "train", "-y", "lr: 1e-5", "-p", "dry_run", "true", "-p", "resume", "no", "-r",
-                     "algo", "drgrp")
-    assert done.returncode == 1 and "drgrpo" in done.stderr             # did you mean
-    done = papermill(repo, tmp_path, "train", "-y", "lr: 1e-5", "-p", "dry_run", "true", "-p", "resume", "no",
-                     "-p", "cliprange", "null")
+    done = papermill(
+        repo,
+        tmp_path,
+        "train",
+        "-y",
+        "lr: 1e-5",
+        "-p",
+        "dry_run",
+        "true",
+        "-p",
+        "resume",
+        "no",
+        "-r",
+        "algo",
+        "drgrp",
+    )
+    assert done.returncode == 1 and "drgrpo" in done.stderr  # did you mean
+    done = papermill(
+        repo,
+        tmp_path,
+        "train",
+        "-y",
+        "lr: 1e-5",
+        "-p",
+        "dry_run",
+        "true",
+        "-p",
+        "resume",
+        "no",
+        "-p",
+        "cliprange",
+        "null",
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "lr 1e-05" in texts(json.loads((tmp_path / "out.ipynb").read_text()))
     assert not (tmp_path / "runs").exists()
@@ -90,14 +165,15 @@ def test_text_from_yaml_is_read_and_a_dry_run_trains_nothing(repo, tmp_path):
 def test_a_failure_keeps_the_run_and_says_how_to_go_on(repo, tmp_path):
     """The run is stopped in its third step, as by a full disk; the printed command ends it."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import os, rlkit.runs\n"
-        "log = rlkit.runs.RunWriter.log\n"
+        "import os, rlkit.jobs.runs\n"
+        "log = rlkit.jobs.runs.RunWriter.log\n"
         "def failing(self, row):\n"
         "    if row['step'] == 3 and not os.path.exists('failed'):\n"
         "        open('failed', 'w').close()\n"
         "        raise OSError('No space left on device')\n"
         "    log(self, row)\n"
-        "rlkit.runs.RunWriter.log = failing\n")
+        "rlkit.jobs.runs.RunWriter.log = failing\n"
+    )
     settings = ["-p", "n_steps", "4", "-p", "checkpoint_every", "2", "-p", "seed", "3"]
     os.environ["PYTHONPATH"] = str(tmp_path)
     try:
@@ -109,7 +185,9 @@ def test_a_failure_keeps_the_run_and_says_how_to_go_on(repo, tmp_path):
     assert "go on from its last checkpoint with" in shown
     [run] = map(load_run, find_runs(str(tmp_path / "runs/*")))
     assert run.metrics.step.tolist() == [0, 1, 2] and not run.finished
-    command = next(line for line in shown.splitlines() if line.strip().startswith("papermill notebooks/train.ipynb"))
+    command = next(
+        line for line in shown.splitlines() if line.strip().startswith("papermill notebooks/train.ipynb")
+    )
     arguments = command.split()[3:]
     assert f"-p run_dir {run.path.relative_to(tmp_path)} -p resume True" in command
     done = papermill(repo, tmp_path, "train", *arguments, short=False)
@@ -117,14 +195,32 @@ def test_a_failure_keeps_the_run_and_says_how_to_go_on(repo, tmp_path):
     assert run.finished and run.metrics.step.tolist() == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("settings, said", [
-    (["-p", "n_val", "0"], ("no validation was made; the rewards of the training rollouts instead",
-                            "no validation was made; training responses of step 1, then of step 2")),
-    (["-p", "rollouts_every", "0", "-p", "n_steps", "1"], ("validation responses of step 0, then of step 1",
-                                                           "no training responses were kept")),
-    (["-p", "n_val", "0", "-p", "n_steps", "0"], ("nothing to draw", "no step was trained either",
-                                                  "no responses were kept", "no training responses were kept")),
-], ids=["no_validation", "no_rollouts", "nothing"])
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        (
+            ["-p", "n_val", "0"],
+            (
+                "no validation was made; the rewards of the training rollouts instead",
+                "no validation was made; training responses of step 1, then of step 2",
+            ),
+        ),
+        (
+            ["-p", "rollouts_every", "0", "-p", "n_steps", "1"],
+            ("validation responses of step 0, then of step 1", "no training responses were kept"),
+        ),
+        (
+            ["-p", "n_val", "0", "-p", "n_steps", "0"],
+            (
+                "nothing to draw",
+                "no step was trained either",
+                "no responses were kept",
+                "no training responses were kept",
+            ),
+        ),
+    ],
+    ids=["no_validation", "no_rollouts", "nothing"],
+)
 def test_a_run_that_measured_little_is_still_a_finished_job(repo, tmp_path, settings, said):
     done = papermill(repo, tmp_path, "train", *settings)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -135,14 +231,43 @@ def test_a_run_that_measured_little_is_still_a_finished_job(repo, tmp_path, sett
 def test_evaluate_takes_a_runs_folder(repo, trained, tmp_path):
     folder, _ = trained
     [run] = find_runs(str(folder / "runs/*"))
-    done = papermill(repo, tmp_path, "evaluate", "-p", "model", run, "-p", "n_problems", "8", "-p", "n_samples", "2",
-                     "-p", "sampler", "transformers", short=False)
+    done = papermill(
+        repo,
+        tmp_path,
+        "evaluate",
+        "-p",
+        "model",
+        run,
+        "-p",
+        "n_problems",
+        "8",
+        "-p",
+        "n_samples",
+        "2",
+        "-p",
+        "sampler",
+        "transformers",
+        short=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     shown = texts(json.loads((tmp_path / "out.ipynb").read_text()))
     assert "8 problems x 2 samples, r1_zero; sampler transformers" in shown and "three_shot" not in shown
     assert "unknown parameter" not in done.stderr
-    done = papermill(repo, tmp_path, "evaluate", "-p", "model", run, "-p", "n_problems", "8", "-p", "temperature", "0",
-                     short=False)
+    done = papermill(
+        repo,
+        tmp_path,
+        "evaluate",
+        "-p",
+        "model",
+        run,
+        "-p",
+        "n_problems",
+        "8",
+        "-p",
+        "temperature",
+        "0",
+        short=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "8 problems x 1 samples, r1_zero" in texts(json.loads((tmp_path / "out.ipynb").read_text()))
 
@@ -151,18 +276,23 @@ def test_compare_refuses_what_is_no_run(repo, trained, tmp_path):
     folder, _ = trained
     done = papermill(repo, folder, "compare", "-p", "runs", "runs/*", short=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "one seed" not in texts(json.loads((folder / "out.ipynb").read_text()))     # that stands in the figure
+    assert "one seed" not in texts(
+        json.loads((folder / "out.ipynb").read_text())
+    )  # that stands in the figure
     done = papermill(repo, tmp_path, "compare", "-p", "runs", "nothing/*", short=False)
     assert done.returncode == 1 and "means no run folder" in done.stderr
 
 
 # ---- the reading itself, without a kernel
 
+
 def test_every_parameter_of_a_job_is_in_its_parameters_cell(repo):
     """Papermill warns about the others, though they work."""
     for job, record in (("evaluate", EvaluateJob), ("compare", CompareJob)):
         cells = json.loads((repo / "notebooks" / f"{job}.ipynb").read_text())["cells"]
-        [source] = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
+        [source] = [
+            "".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", [])
+        ]
         named = {line.split(" =")[0] for line in source.splitlines() if not line.startswith("#")}
         candidates = {*Config.__dataclass_fields__, *record.__dataclass_fields__}
         taken = set()
@@ -177,33 +307,52 @@ def test_every_parameter_of_a_job_is_in_its_parameters_cell(repo):
 
 def test_parameters_are_the_plain_values_and_remembered():
     import math
-    namespace = {"__name__": "__main__", "lr": 1e-4, "algo": "grpo", "PAPERMILL_INPUT_PATH": "x", "math": math,
-                 "parameters": parameters, "typo": [1]}
+
+    namespace = {
+        "__name__": "__main__",
+        "lr": 1e-4,
+        "algo": "grpo",
+        "PAPERMILL_INPUT_PATH": "x",
+        "math": math,
+        "parameters": parameters,
+        "typo": [1],
+    }
     assert parameters(namespace) == {"lr": 1e-4, "algo": "grpo", "typo": [1]}
     namespace |= {"lr": 3e-4, "run": "later"}
     assert parameters(namespace) == {"lr": 3e-4, "algo": "grpo", "typo": [1]}
 
 
-@pytest.mark.parametrize("values, message", [
-    ({"n_problem": 3}, "n_problem: unknown parameter; did you mean 'n_problems'?"),
-    ({"lr": 1e-3}, "lr: unknown parameter"),
-    ({"n_problems": 0}, "n_problems: got 0, expected a whole number >= 1"),
-    ({"n_samples": "2.5"}, "n_samples: '2.5' is not a whole number"),
-    ({"fast": "maybe"}, "fast: 'maybe' is not true or false"),
-    ({"prompts": 7}, "prompts: got 7"),
-    ({"temperature": "nan"}, "temperature"),
-    ({"temperature": -1}, "temperature: got -1, expected a number >= 0"),
-    ({"prompts": "question_only,r1_zer"}, "prompts: got 'r1_zer', expected .* did you mean 'r1_zero'"),
-    ({"prompts": "a\0b"}, "prompts: got .*expected names"), ({"model": "a\0b"}, "model: got .*NUL"),
-    ({"model": "runs/a/b"}, "model: no folder 'runs/a/b'"),
-])
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"n_problem": 3}, "n_problem: unknown parameter; did you mean 'n_problems'?"),
+        ({"lr": 1e-3}, "lr: unknown parameter"),
+        ({"n_problems": 0}, "n_problems: got 0, expected a whole number >= 1"),
+        ({"n_samples": "2.5"}, "n_samples: '2.5' is not a whole number"),
+        ({"fast": "maybe"}, "fast: 'maybe' is not true or false"),
+        ({"prompts": 7}, "prompts: got 7"),
+        ({"temperature": "nan"}, "temperature"),
+        ({"temperature": -1}, "temperature: got -1, expected a number >= 0"),
+        ({"prompts": "question_only,r1_zer"}, "prompts: got 'r1_zer', expected .* did you mean 'r1_zero'"),
+        ({"prompts": "a\0b"}, "prompts: got .*expected names"),
+        ({"model": "a\0b"}, "model: got .*NUL"),
+        ({"model": "runs/a/b"}, "model: no folder 'runs/a/b'"),
+    ],
+)
 def test_evaluate_job_refuses_by_name(values, message):
     with pytest.raises(ValueError, match=message.replace("?", r"\?")):
         EvaluateJob.from_parameters(values)
 
 
-@pytest.mark.parametrize("value", ["r1_zero, question_only", "[r1_zero, question_only]", '["r1_zero", "question_only"]',
-                                   ["r1_zero", "question_only"]])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "r1_zero, question_only",
+        "[r1_zero, question_only]",
+        '["r1_zero", "question_only"]',
+        ["r1_zero", "question_only"],
+    ],
+)
 def test_lists_may_arrive_as_text(value):
     assert EvaluateJob.from_parameters({"prompts": value}).prompts == ("r1_zero", "question_only")
 
@@ -234,10 +383,18 @@ def test_compare_job_refuses_by_name():
 def make_run(folder, algo, seed, values, metric="val_reward", started=None, **fields):
     folder.mkdir(parents=True)
     provenance = {"provenance": {"started": f"2026-01-{started:02}T12:00:00+0000"}} if started else {}
-    (folder / "config.json").write_text(json.dumps({"algo": algo, "algorithm": {"name": algo}, "seed": seed,
-                                                    "n_steps": 40, "model": "laptop"} | provenance | fields))
-    (folder / "metrics.jsonl").write_text("".join(
-        json.dumps({"step": 20 * i, metric: v, f"{metric}_se": 0.02}) + "\n" for i, v in enumerate(values)))
+    (folder / "config.json").write_text(
+        json.dumps(
+            {"algo": algo, "algorithm": {"name": algo}, "seed": seed, "n_steps": 40, "model": "laptop"}
+            | provenance
+            | fields
+        )
+    )
+    (folder / "metrics.jsonl").write_text(
+        "".join(
+            json.dumps({"step": 20 * i, metric: v, f"{metric}_se": 0.02}) + "\n" for i, v in enumerate(values)
+        )
+    )
     return load_run(folder)
 
 
@@ -248,7 +405,7 @@ def test_tables_of_several_seeds(tmp_path, monkeypatch):
     make_run(tmp_path / "runs/c-0", "rft", 0, [0.05, 0.5, 0.9])
     (tmp_path / "runs/notes").mkdir()
     (tmp_path / "below").mkdir()
-    monkeypatch.chdir(tmp_path / "below")                               # patterns are looked for upwards
+    monkeypatch.chdir(tmp_path / "below")  # patterns are looked for upwards
     paths = find_runs("runs/a-*, runs/b-*,runs/c-0")
     assert [p.name for p in paths] == ["a-0", "a-1", "a-2", "b-0", "b-1", "b-2", "c-0"]
     groups = group_runs([load_run(p) for p in paths])
@@ -269,19 +426,34 @@ def names(groups):
 
 
 def test_a_seed_counts_once_the_run_started_last(tmp_path):
-    from rlkit.plots import seeds
-    runs = [make_run(tmp_path / name, algo, 0, [0.1, 0.5, end], started=day)
-            for name, algo, end, day in (("a", "grpo", 0.6, 3), ("b", "grpo", 0.6, 1), ("c", "drgrpo", 0.7, 4),
-                                         ("d", "drgrpo", 0.7, 2), ("e", "drgrpo", 0.7, 5))]
-    (tmp_path / "a/config.json").write_text((tmp_path / "a/config.json").read_text().replace(
-        "2026-01-03T12:00:00+0000", "2026-01-01T11:30:00-0100"))           # half an hour after b, by the other clock
+    from rlkit.jobs.plots import seeds
+
+    runs = [
+        make_run(tmp_path / name, algo, 0, [0.1, 0.5, end], started=day)
+        for name, algo, end, day in (
+            ("a", "grpo", 0.6, 3),
+            ("b", "grpo", 0.6, 1),
+            ("c", "drgrpo", 0.7, 4),
+            ("d", "drgrpo", 0.7, 2),
+            ("e", "drgrpo", 0.7, 5),
+        )
+    ]
+    (tmp_path / "a/config.json").write_text(
+        (tmp_path / "a/config.json")
+        .read_text()
+        .replace("2026-01-03T12:00:00+0000", "2026-01-01T11:30:00-0100")
+    )  # half an hour after b, by the other clock
     for refused in (final_table, difference_table, seeds):
-        with pytest.raises(ValueError, match="groups: a, b of 'grpo' all have seed 0; expected one run of each seed"):
+        with pytest.raises(
+            ValueError, match="groups: a, b of 'grpo' all have seed 0; expected one run of each seed"
+        ):
             refused(group_runs(runs))
     groups, notes = comparison(runs)
     assert names(groups) == {"grpo": ["a"], "drgrpo": ["e"]}
-    assert notes == ["grpo: several runs of seed 0; the latest of each seed counts: a; left out: b",
-                     "drgrpo: several runs of seed 0; the latest of each seed counts: e; left out: c, d"]
+    assert notes == [
+        "grpo: several runs of seed 0; the latest of each seed counts: a; left out: b",
+        "drgrpo: several runs of seed 0; the latest of each seed counts: e; left out: c, d",
+    ]
     table, gaps = final_table(groups), difference_table(groups)
     assert table.seeds.tolist() == [1, 1] and table[["low", "high"]].isna().all(axis=None)
     assert gaps.loc["drgrpo - grpo", ["seeds", "verdict"]].tolist() == [1, "no interval"]
@@ -290,9 +462,11 @@ def test_a_seed_counts_once_the_run_started_last(tmp_path):
 
 
 def test_a_run_at_its_last_step_goes_before_a_later_one_that_stopped(tmp_path):
-    runs = [make_run(tmp_path / "done", "grpo", 0, [0.1, 0.5, 0.6], started=1),
-            make_run(tmp_path / "stopped", "grpo", 0, [0.1, 0.5], started=2),
-            make_run(tmp_path / "going", "grpo", 1, [0.1], started=3)]
+    runs = [
+        make_run(tmp_path / "done", "grpo", 0, [0.1, 0.5, 0.6], started=1),
+        make_run(tmp_path / "stopped", "grpo", 0, [0.1, 0.5], started=2),
+        make_run(tmp_path / "going", "grpo", 1, [0.1], started=3),
+    ]
     groups, notes = comparison(runs)
     assert names(groups) == {"grpo": ["done", "going"]}
     assert notes[0].endswith("counts: done; left out: stopped")
@@ -302,32 +476,72 @@ def test_a_run_at_its_last_step_goes_before_a_later_one_that_stopped(tmp_path):
 def test_what_runs_differ_in_besides_the_group_and_the_seed_is_said(tmp_path):
     def run(name, algo, seed, **fields):
         return make_run(tmp_path / name, algo, seed, [0.1, 0.5, 0.6], threads=seed, run_dir=name, **fields)
+
     same = [run(f"{algo}{seed}", algo, seed, lr=1e-4) for algo in ("grpo", "rft") for seed in (0, 1)]
     assert comparison(same)[1] == []
-    groups, notes = comparison([*same[:2], run("x0", "rft", 0, lr=1e-3, n_steps=10), run("x1", "rft", 1, lr=1e-3)])
-    assert notes == ["rft: its runs differ in more than the seed: n_steps 10 / 40",
-                     "groups differ in more than algo: n_steps 40 / 10, 40, lr 0.0001 / 0.001 (grpo / rft)"]
+    groups, notes = comparison(
+        [*same[:2], run("x0", "rft", 0, lr=1e-3, n_steps=10), run("x1", "rft", 1, lr=1e-3)]
+    )
+    assert notes == [
+        "rft: its runs differ in more than the seed: n_steps 10 / 40",
+        "groups differ in more than algo: n_steps 40 / 10, 40, lr 0.0001 / 0.001 (grpo / rft)",
+    ]
     _, notes = comparison([same[0], run("y0", "grpo", 0, lr=1e-3), run("y1", "grpo", 1, lr=1e-3)], "lr")
     assert notes == []
-    _, notes = comparison([same[0], run("z0", "grpo", 0, lr=1e-3)])        # a sweep whose `by` was forgotten
+    _, notes = comparison([same[0], run("z0", "grpo", 0, lr=1e-3)])  # a sweep whose `by` was forgotten
     assert notes[0].endswith("(they differ in lr 0.0001 / 0.001)")
 
 
 def test_what_follows_from_the_algorithm_is_no_difference_of_its_own(tmp_path):
     shared = {"rollout_batch_size": 128, "max_tokens": 64}
-    rows = [("grpo", {"off_policy": False, "loss_normalization": "sequence", "cliprange": None}, 128, None, None),
-            ("drgrpo", {"off_policy": False, "loss_normalization": "constant", "cliprange": None}, 128, None, 8192.0),
-            ("offpolicy_clip", {"off_policy": True, "loss_normalization": "sequence", "cliprange": 0.2}, 8, 0.2, None)]
-    runs = [make_run(tmp_path / name, name, 0, [0.1, 0.5, 0.6], algorithm={"name": name} | algorithm, cliprange=clip,
-                     train_batch_size=size, normalization_constant=constant, **shared)
-            for name, algorithm, size, clip, constant in rows]
+    rows = [
+        ("grpo", {"off_policy": False, "loss_normalization": "sequence", "cliprange": None}, 128, None, None),
+        (
+            "drgrpo",
+            {"off_policy": False, "loss_normalization": "constant", "cliprange": None},
+            128,
+            None,
+            8192.0,
+        ),
+        (
+            "offpolicy_clip",
+            {"off_policy": True, "loss_normalization": "sequence", "cliprange": 0.2},
+            8,
+            0.2,
+            None,
+        ),
+    ]
+    runs = [
+        make_run(
+            tmp_path / name,
+            name,
+            0,
+            [0.1, 0.5, 0.6],
+            algorithm={"name": name} | algorithm,
+            cliprange=clip,
+            train_batch_size=size,
+            normalization_constant=constant,
+            **shared,
+        )
+        for name, algorithm, size, clip, constant in rows
+    ]
     assert comparison(runs)[1] == []
-    other = make_run(tmp_path / "other", "offpolicy_clip", 1, [0.1, 0.5, 0.6], train_batch_size=32, cliprange=0.2,
-                     algorithm={"name": "offpolicy_clip"} | rows[2][1], normalization_constant=None, **shared)
+    other = make_run(
+        tmp_path / "other",
+        "offpolicy_clip",
+        1,
+        [0.1, 0.5, 0.6],
+        train_batch_size=32,
+        cliprange=0.2,
+        algorithm={"name": "offpolicy_clip"} | rows[2][1],
+        normalization_constant=None,
+        **shared,
+    )
     assert comparison([*runs, other])[1] == [
         "offpolicy_clip: its runs differ in more than the seed: train_batch_size default / 32",
         "groups differ in more than algo: train_batch_size default / default / default, 32 "
-        "(grpo / drgrpo / offpolicy_clip)"]
+        "(grpo / drgrpo / offpolicy_clip)",
+    ]
 
 
 def test_a_run_without_a_step_is_left_out(tmp_path):
@@ -342,7 +556,7 @@ def test_validation_table_falls_back_on_training_rewards(tmp_path, capsys):
     run = make_run(tmp_path / "a", "grpo", 0, [0.1, 0.5])
     assert validation_table(run).val_reward.tolist() == [0.1, 0.5] and capsys.readouterr().out == ""
     run = make_run(tmp_path / "b", "grpo", 0, [i / 100 for i in range(91)], "reward")
-    assert validation_table(run).reward.tolist() == [i / 10 for i in range(10)]      # ten of 91, evenly
+    assert validation_table(run).reward.tolist() == [i / 10 for i in range(10)]  # ten of 91, evenly
     assert "no validation was made; the rewards of the training rollouts instead" in capsys.readouterr().out
 
 
@@ -351,33 +565,48 @@ def test_responses_before_and_after(tmp_path, capsys):
     assert [len(rows) for rows in before_and_after(run)] == [0, 0] and training_group(run).empty
 
     def write(*rows):
-        (run.path / "rollouts.jsonl").write_text("".join(json.dumps(dict(zip(
-            ("split", "step", "group", "reward"), row))) + "\n" for row in rows))
+        (run.path / "rollouts.jsonl").write_text(
+            "".join(json.dumps(dict(zip(("split", "step", "group", "reward"), row))) + "\n" for row in rows)
+        )
         return before_and_after(run)
-    train = [("train", 1, 0, 1.0), ("train", 1, 0, 0.0), ("train", 9, 0, 1.0), ("train", 9, 0, 1.0),
-             ("train", 9, 1, 0.0), ("train", 9, 1, 1.0)]
+
+    train = [
+        ("train", 1, 0, 1.0),
+        ("train", 1, 0, 0.0),
+        ("train", 9, 0, 1.0),
+        ("train", 9, 0, 1.0),
+        ("train", 9, 1, 0.0),
+        ("train", 9, 1, 1.0),
+    ]
     before, after = write(*train)
     assert (before.index.tolist(), after.index.tolist()) == ([0, 1], [2, 3, 4, 5])
-    assert training_group(run).index.tolist() == [4, 5]                    # the group with both
+    assert training_group(run).index.tolist() == [4, 5]  # the group with both
     capsys.readouterr()
     before, after = write(("validation", 0, 0, 0.0), *train, ("validation", 9, 0, 1.0))
     assert (before.index.tolist(), after.index.tolist()) == ([0], [7])
     before, after = write(*train, ("validation", 9, 0, 1.0))
     assert len(before) == 1 and after.empty
-    assert capsys.readouterr().out == ("validation responses of step 0, then of step 9\n"
-                                       "validation responses of step 9 alone\n")
+    assert capsys.readouterr().out == (
+        "validation responses of step 0, then of step 9\nvalidation responses of step 9 alone\n"
+    )
 
 
 def test_a_baseline_is_found_by_its_value(tmp_path):
-    runs = [make_run(tmp_path / f"r{i}", "grpo", 0, [0.1], lr=lr, autocast=i > 0, n_val=256)
-            for i, lr in enumerate((1e-4, 1e-3, 2.0))]
+    runs = [
+        make_run(tmp_path / f"r{i}", "grpo", 0, [0.1], lr=lr, autocast=i > 0, n_val=256)
+        for i, lr in enumerate((1e-4, 1e-3, 2.0))
+    ]
     groups = group_runs(runs, "lr")
     assert list(groups) == ["0.0001", "0.001", "2.0"] and find_group(groups) == "0.0001"
     for value in (0.001, "0.001", "1e-3", "1E-3", " .001"):
         assert find_group(groups, value) == "0.001"
         assert "0.0001 - 0.001" in difference_table(groups, value).index
     assert find_group(groups, 2) == find_group(groups, "2") == "2.0"
-    assert find_group(group_runs(runs, "autocast"), "true") == find_group(group_runs(runs, "autocast"), True) == "True"
+    assert (
+        find_group(group_runs(runs, "autocast"), "true")
+        == find_group(group_runs(runs, "autocast"), True)
+        == "True"
+    )
     with pytest.raises(ValueError, match="baseline: got 0.002.*"):
         find_group(groups, 0.002)
     with pytest.raises(ValueError, match="by: r0 has no 'top_p' in its config.json"):
@@ -390,10 +619,11 @@ def test_metrics_are_checked_against_what_the_runs_have(tmp_path):
     assert shared_metrics(validated) == ("val_reward",) and shared_metrics(plain) == ("reward",)
     assert final_table(group_runs(plain), "reward").loc["grpo", ["start", "end"]].tolist() == [0.2, 0.4]
     for runs, metrics, message in (
-            (validated, ["val_rewrd"], "metrics: no run has 'val_rewrd'; did you mean 'val_reward'"),
-            (plain, ["val_reward"], "metrics: no run has 'val_reward' .made without validation, n_val=0."),
-            (validated + plain, ["val_reward"], "metrics: 'val_reward' is not in p0, p1"),
-            (validated + plain, None, "metrics: none of val_reward, reward, .* is in every run")):
+        (validated, ["val_rewrd"], "metrics: no run has 'val_rewrd'; did you mean 'val_reward'"),
+        (plain, ["val_reward"], "metrics: no run has 'val_reward' .made without validation, n_val=0."),
+        (validated + plain, ["val_reward"], "metrics: 'val_reward' is not in p0, p1"),
+        (validated + plain, None, "metrics: none of val_reward, reward, .* is in every run"),
+    ):
         with pytest.raises(ValueError, match=message):
             shared_metrics(runs, metrics)
     (tmp_path / "p0/metrics.jsonl").write_text("")
@@ -406,8 +636,21 @@ def test_runs_without_validation_are_compared_by_their_rewards(repo, tmp_path):
         for lr, end in ((1e-4, 0.4), (1e-3, 0.6)):
             make_run(tmp_path / f"runs/{lr}-{seed}", "grpo", seed, [0.2, end], "reward", lr=lr)
     make_run(tmp_path / "runs/new", "grpo", 2, [], lr=1e-4)
-    done = papermill(repo, tmp_path, "compare", "-p", "runs", "runs/*", "-p", "by", "lr", "-p", "baseline", "1e-4",
-                     short=False)
+    done = papermill(
+        repo,
+        tmp_path,
+        "compare",
+        "-p",
+        "runs",
+        "runs/*",
+        "-p",
+        "by",
+        "lr",
+        "-p",
+        "baseline",
+        "1e-4",
+        short=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     shown = texts(json.loads((tmp_path / "out.ipynb").read_text()))
     assert "by reward" in shown and "0.001 - 0.0001" in shown and "train_reward_last_10" in shown
@@ -417,10 +660,23 @@ def test_runs_without_validation_are_compared_by_their_rewards(repo, tmp_path):
 
 
 def test_category_table_counts_and_intervals():
-    from rlkit.evaluation import summarize
-    rows = pd.DataFrame([{"problem": i, "sample": 0, "reward": r, "format_reward": f, "answer_reward": r, "length": 5,
-                          "finish_reason": "stop", "n_steps": None} for i, (f, r) in
-                         enumerate([(1.0, 1.0)] * 2 + [(1.0, 0.0)] * 3 + [(0.0, 0.0)] * 5)])
+    from rlkit.tasks.evaluation import summarize
+
+    rows = pd.DataFrame(
+        [
+            {
+                "problem": i,
+                "sample": 0,
+                "reward": r,
+                "format_reward": f,
+                "answer_reward": r,
+                "length": 5,
+                "finish_reason": "stop",
+                "n_steps": None,
+            }
+            for i, (f, r) in enumerate([(1.0, 1.0)] * 2 + [(1.0, 0.0)] * 3 + [(0.0, 0.0)] * 5)
+        ]
+    )
     table = category_table({"p": summarize(rows)})
     assert table["count"].tolist() == [2, 3, 5]
     # Wilson, 2 of 10 at 95 %: 0.0567 to 0.5098

@@ -1,4 +1,5 @@
 """The shipped base model: what it is, where it came from, what it has not seen and how well it does."""
+
 import hashlib
 import json
 import re
@@ -9,13 +10,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlkit.evaluation import evaluate
 from rlkit.laptop import model_path
 from rlkit.laptop.corpus import KINDS, THINK_ENDINGS, documents
 from rlkit.laptop.pretrain import RECIPE, orthogonalize, pretrain
-from rlkit.problems import generate_problems, split_of
-from rlkit.prompts import load_prompt, prompt_names
 from rlkit.samplers import make_sampler
+from rlkit.tasks.evaluation import evaluate
+from rlkit.tasks.problems import generate_problems, split_of
+from rlkit.tasks.prompts import load_prompt, prompt_names
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,7 @@ def provenance():
 
 
 # ---- what ships
+
 
 def test_weights_are_those_the_provenance_tells_of(provenance):
     path = model_path() / "model.safetensors"
@@ -70,6 +72,7 @@ def test_generation_config_truncates_nothing(model):
 
 # ---- tokenizer
 
+
 def test_special_tokens(tokenizer, model):
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id) == (0, 1, None)
     assert 600 <= len(tokenizer) <= 1000 and len(tokenizer) == model.config.vocab_size
@@ -88,19 +91,31 @@ def test_tags_are_several_tokens(tokenizer):
         assert len(tokenizer(" " + tag)["input_ids"]) > 1
 
 
-@pytest.mark.parametrize("text", ["Ana owns 9 nuts.\n\n#### 12", " two  spaces\t", "naïve 漢字 🙂 \\boxed{3}", "",
-                                  "a\n\n\nb", load_prompt("r1_zero_three_shot").template])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Ana owns 9 nuts.\n\n#### 12",
+        " two  spaces\t",
+        "naïve 漢字 🙂 \\boxed{3}",
+        "",
+        "a\n\n\nb",
+        load_prompt("r1_zero_three_shot").template,
+    ],
+)
 def test_round_trip(tokenizer, text):
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
 def test_longest_prompt_and_answer_fit_the_positions_seen_in_training(tokenizer, provenance):
     prompt = load_prompt("r1_zero_three_shot")
-    lengths = [len(tokenizer(prompt.fill(p.question))["input_ids"]) for p in generate_problems(512, "validation")]
+    lengths = [
+        len(tokenizer(prompt.fill(p.question))["input_ids"]) for p in generate_problems(512, "validation")
+    ]
     assert max(lengths) + 64 <= provenance["recipe"]["row_tokens"]
 
 
 # ---- corpus
+
 
 def test_no_validation_question_in_the_corpus():
     """Checked as text on the documents themselves, not through the filter that keeps them out."""
@@ -108,7 +123,7 @@ def test_no_validation_question_in_the_corpus():
     text = "\n".join(islice(documents(0), 6_000))
     assert not [question for question in validation if question in text]
     train = [p.question for p in generate_problems(6400, "train")]
-    assert any(question in text for question in train)                   # the search does find what is there
+    assert any(question in text for question in train)  # the search does find what is there
 
 
 def test_every_question_in_the_corpus_is_a_training_question():
@@ -127,35 +142,56 @@ def test_corpus_is_seeded_and_its_shares_add_up():
 def test_most_reasoning_is_right_and_some_is_wrong():
     text = "\n".join(islice(documents(2), 2000))
     equations = re.findall(r"(\d+) ([-+*]) (\d+) = (\d+)(?=[^\d])", text)
-    right = [int(d) == {"+": int(a) + int(c), "-": int(a) - int(c), "*": int(a) * int(c)}[op]
-             for a, op, c, d in equations]
+    right = [
+        int(d) == {"+": int(a) + int(c), "-": int(a) - int(c), "*": int(a) * int(c)}[op]
+        for a, op, c, d in equations
+    ]
     assert len(right) > 5000 and sum(right) / len(right) > 0.98
 
 
 # ---- how well it does
 
+
 def test_base_accuracy_leaves_room_for_rl(model, tokenizer):
     """On 128 problems, so the band is wider (two standard errors) than the 4-9 % right and 8-20 % formatted wanted."""
-    result = evaluate(make_sampler("transformers", model, tokenizer), generate_problems(128, "validation"),
-                      load_prompt("r1_zero"), max_tokens=64, seed=0)
+    result = evaluate(
+        make_sampler("transformers", model, tokenizer),
+        generate_problems(128, "validation"),
+        load_prompt("r1_zero"),
+        max_tokens=64,
+        seed=0,
+    )
     assert 0.01 <= result.accuracy <= 0.14
     assert 0.04 <= result.format_rate <= 0.26
 
 
 def test_recorded_figures_are_of_the_wanted_shape(provenance):
-    base = {name: (figures["accuracy"], figures["format_rate"]) for name, figures in provenance["base"].items()}
+    base = {
+        name: (figures["accuracy"], figures["format_rate"]) for name, figures in provenance["base"].items()
+    }
     assert set(base) == set(prompt_names())
     accuracy, format_rate = base["r1_zero"]
     assert 0.04 <= accuracy <= 0.09 and 0.08 <= format_rate <= 0.20 and 0.4 <= accuracy / format_rate <= 0.6
-    assert base["r1_zero_three_shot"][0] > 1.5 * accuracy                # worked examples help
-    assert base["question_only"][1] > 0.6                                # boxes it has seen often
+    assert base["r1_zero_three_shot"][0] > 1.5 * accuracy  # worked examples help
+    assert base["question_only"][1] > 0.6  # boxes it has seen often
 
 
 # ---- the recipe
 
+
 def test_a_tiny_pretraining_learns_and_repeats_itself():
-    recipe = RECIPE | dict(steps=12, warmup=2, rows=2, row_tokens=96, hidden_size=32, num_hidden_layers=1,
-                           num_attention_heads=1, intermediate_size=64, tokenizer_docs=200, threads=1)
+    recipe = RECIPE | dict(
+        steps=12,
+        warmup=2,
+        rows=2,
+        row_tokens=96,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=64,
+        tokenizer_docs=200,
+        threads=1,
+    )
     first, second = pretrain(recipe), pretrain(recipe)
     (model, tokenizer, record), (again, _, _) = first, second
     assert record["losses"][-1]["held_out"] < 0.95 * torch.log(torch.tensor(len(tokenizer) * 1.0))
@@ -168,4 +204,4 @@ def test_orthogonalize_brings_singular_values_near_one():
         values = torch.linalg.svdvals(x)
         assert 0.6 < values.min() and values.max() < 1.3
     u, _, vh = torch.linalg.svd(g, full_matrices=False)
-    assert (orthogonalize(g) - u @ vh).norm() < 0.3 * (u @ vh).norm()    # the same singular vectors
+    assert (orthogonalize(g) - u @ vh).norm() < 0.3 * (u @ vh).norm()  # the same singular vectors

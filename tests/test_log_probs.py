@@ -1,4 +1,5 @@
 """Log-probabilities and entropies: against float64 softmax, chunked against whole, shared prefix against plain."""
+
 import math
 
 import pytest
@@ -11,7 +12,9 @@ from rlkit.log_probs import can_share_prefix, get_shared_prefix_log_probs, outpu
 
 
 def batch_of(prompts, responses):
-    return tokenize_prompt_and_output(None, None, IdsOnly, prompt_token_ids=prompts, output_token_ids=responses)
+    return tokenize_prompt_and_output(
+        None, None, IdsOnly, prompt_token_ids=prompts, output_token_ids=responses
+    )
 
 
 def reference(model, batch, temperature=1.0):
@@ -39,8 +42,13 @@ def test_a_bigram_by_hand():
     model.table.data = torch.tensor([[0.0, 0, 0], [math.log(2), 0, 0], [0, 0, math.log(4)]])
     result = get_response_log_probs(model, torch.tensor([[0, 1, 2]]), torch.tensor([[1, 0, 1]]), True)
     torch.testing.assert_close(result["log_probs"], torch.tensor([[1 / 3, 2 / 4, 1 / 6]]).log())
-    expected = [[math.log(3), -(0.5 * math.log(0.5) + 0.5 * math.log(0.25)),
-                 -(2 / 3 * math.log(2 / 3) + 2 / 6 * math.log(1 / 6))]]
+    expected = [
+        [
+            math.log(3),
+            -(0.5 * math.log(0.5) + 0.5 * math.log(0.25)),
+            -(2 / 3 * math.log(2 / 3) + 2 / 6 * math.log(1 / 6)),
+        ]
+    ]
     torch.testing.assert_close(result["token_entropy"], torch.tensor(expected))
     assert "token_entropy" not in get_response_log_probs(model, torch.tensor([[0]]), torch.tensor([[1]]))
 
@@ -50,13 +58,21 @@ def test_a_bigram_by_hand():
 def test_equal_to_the_models_own_logits(kind, temperature):
     changes = {"granite": {"logits_scaling": 3.0}, "gemma2": {"final_logit_softcapping": 2.0}}.get(kind, {})
     model, batch = tiny_model(kind, **changes), batch_of(*rollouts())
-    assert (output_head(model) is None) == (kind in ("gemma2", "cohere", "granite"))  # these cap or scale their logits
+    assert (output_head(model) is None) == (
+        kind in ("gemma2", "cohere", "granite")
+    )  # these cap or scale their logits
     log_probs, entropy = reference(model, batch, temperature)
     result = get_response_log_probs(model, batch["input_ids"], batch["labels"], True, temperature=temperature)
     torch.testing.assert_close(result["log_probs"], log_probs.float(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(result["token_entropy"], entropy.float(), rtol=1e-5, atol=2e-5)
-    masked = get_response_log_probs(model, batch["input_ids"], batch["labels"], True, temperature=temperature,
-                                    response_mask=batch["response_mask"])
+    masked = get_response_log_probs(
+        model,
+        batch["input_ids"],
+        batch["labels"],
+        True,
+        temperature=temperature,
+        response_mask=batch["response_mask"],
+    )
     for name in result:
         torch.testing.assert_close(masked[name], result[name] * batch["response_mask"], rtol=1e-5, atol=1e-5)
 
@@ -77,7 +93,9 @@ def test_no_float32_copy_of_all_logits_is_ever_made(monkeypatch):
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 1000)
     sizes = []
     real = torch.Tensor.log_softmax
-    monkeypatch.setattr(torch.Tensor, "log_softmax", lambda t, *a, **k: (sizes.append(t.numel()), real(t, *a, **k))[1])
+    monkeypatch.setattr(
+        torch.Tensor, "log_softmax", lambda t, *a, **k: (sizes.append(t.numel()), real(t, *a, **k))[1]
+    )
     features, head = torch.randn(50, 8, requires_grad=True), torch.nn.Linear(8, 100, bias=False)
     log_probs, _ = score_tokens(features, torch.zeros(50, dtype=torch.long), head)
     log_probs.sum().backward()
@@ -92,7 +110,9 @@ def test_float32_from_a_bfloat16_model_and_under_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         result = get_response_log_probs(tiny_model(), batch["input_ids"], batch["labels"], True)
     assert {tensor.dtype for tensor in result.values()} == {torch.float32}
-    torch.testing.assert_close(result["log_probs"].double(), reference(tiny_model(), batch)[0], rtol=0.05, atol=0.2)
+    torch.testing.assert_close(
+        result["log_probs"].double(), reference(tiny_model(), batch)[0], rtol=0.05, atol=0.2
+    )
 
 
 def test_logits_of_minus_infinity():
@@ -109,8 +129,10 @@ def test_the_filler_id_changes_nothing():
     batch = batch_of(prompts, responses)
     other = dict(batch, input_ids=batch["input_ids"].masked_fill(batch["input_ids"] == 0, 7))
     for score in (get_response_log_probs, get_shared_prefix_log_probs):
-        one, two = (score(model, b["input_ids"], b["labels"], response_mask=b["response_mask"])["log_probs"]
-                    for b in (batch, other))
+        one, two = (
+            score(model, b["input_ids"], b["labels"], response_mask=b["response_mask"])["log_probs"]
+            for b in (batch, other)
+        )
         torch.testing.assert_close(one, two, rtol=0, atol=2e-6)
 
 
@@ -118,7 +140,7 @@ PROMPTS = {
     "a common start": rollouts()[0],
     "no common start": [[2 + i // 4] * (3 + i // 4) for i in range(16)],
     "one prompt": [[2, 3, 4]] * 16,
-    "each the start of the next": [[2, 3, 4, 5, 6][:2 + i // 4] for i in range(16)],
+    "each the start of the next": [[2, 3, 4, 5, 6][: 2 + i // 4] for i in range(16)],
     "all different": [[2, 3, i + 4, i + 5] for i in range(16)],
     "one token": [[2]] * 16,
     "an empty one": [[]] + [[2, 3]] * 15,
@@ -130,9 +152,21 @@ PROMPTS = {
 def test_shared_prefix_equals_plain(kind, prompts):
     model, batch = tiny_model(kind), batch_of(prompts, rollouts()[1])
     assert can_share_prefix(model, batch["labels"])
-    weights = torch.randn(batch["labels"].shape, generator=torch.Generator().manual_seed(0)) * batch["response_mask"]
-    plain, shared = (score(model, batch["input_ids"], batch["labels"], True, response_mask=batch["response_mask"],
-                           temperature=0.9) for score in (get_response_log_probs, get_shared_prefix_log_probs))
+    weights = (
+        torch.randn(batch["labels"].shape, generator=torch.Generator().manual_seed(0))
+        * batch["response_mask"]
+    )
+    plain, shared = (
+        score(
+            model,
+            batch["input_ids"],
+            batch["labels"],
+            True,
+            response_mask=batch["response_mask"],
+            temperature=0.9,
+        )
+        for score in (get_response_log_probs, get_shared_prefix_log_probs)
+    )
     for name in plain:
         torch.testing.assert_close(shared[name], plain[name], rtol=1e-5, atol=1e-5)
     assert_same_grads(grads(model, shared, weights), grads(model, plain, weights))
@@ -142,34 +176,49 @@ def test_shared_prefix_equals_plain(kind, prompts):
 def test_shared_prefix_at_the_laptop_models_scale_is_equal_to_1e_6(attention):
     model = tiny_model(std=0.02, attn_implementation=attention)
     batch = batch_of(*rollouts())
-    plain, shared = (score(model, batch["input_ids"], batch["labels"], response_mask=batch["response_mask"])
-                     for score in (get_response_log_probs, get_shared_prefix_log_probs))
+    plain, shared = (
+        score(model, batch["input_ids"], batch["labels"], response_mask=batch["response_mask"])
+        for score in (get_response_log_probs, get_shared_prefix_log_probs)
+    )
     assert (plain["log_probs"] - shared["log_probs"]).abs().max() < 1e-6
 
 
 def test_shared_prefix_does_less_work():
     model, batch = tiny_model(), batch_of(*rollouts(2, 8, common=20))
     tokens = []
-    hook = model.model.layers[0].register_forward_hook(lambda m, args, out: tokens.append(args[0].shape[:2].numel()))
+    hook = model.model.layers[0].register_forward_hook(
+        lambda m, args, out: tokens.append(args[0].shape[:2].numel())
+    )
     assert can_share_prefix(model)
     tokens.clear()
-    get_shared_prefix_log_probs(model, batch["input_ids"], batch["labels"], response_mask=batch["response_mask"])
+    get_shared_prefix_log_probs(
+        model, batch["input_ids"], batch["labels"], response_mask=batch["response_mask"]
+    )
     hook.remove()
     assert len(tokens) == 3 and tokens[0] == 20 and sum(tokens) < batch["labels"].numel() / 2
 
 
-@pytest.mark.parametrize("model, why", [
-    (Bigram(60), "only logits"), (tiny_model("gemma2"), "capped logits"),
-    (tiny_model("mistral", sliding_window=8), "a window shorter than the rows"),
-    (tiny_model("gpt2", resid_pdrop=0.5).train(), "dropout")], ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(
+    "model, why",
+    [
+        (Bigram(60), "only logits"),
+        (tiny_model("gemma2"), "capped logits"),
+        (tiny_model("mistral", sliding_window=8), "a window shorter than the rows"),
+        (tiny_model("gpt2", resid_pdrop=0.5).train(), "dropout"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
 def test_models_that_cannot_share_take_the_plain_way(model, why):
     batch = batch_of(*rollouts())
     assert not can_share_prefix(model, batch["labels"])
     torch.manual_seed(0)
-    plain = get_response_log_probs(model, batch["input_ids"], batch["labels"], response_mask=batch["response_mask"])
+    plain = get_response_log_probs(
+        model, batch["input_ids"], batch["labels"], response_mask=batch["response_mask"]
+    )
     torch.manual_seed(0)
-    shared = get_shared_prefix_log_probs(model, batch["input_ids"], batch["labels"],
-                                         response_mask=batch["response_mask"])
+    shared = get_shared_prefix_log_probs(
+        model, batch["input_ids"], batch["labels"], response_mask=batch["response_mask"]
+    )
     torch.testing.assert_close(shared, plain)
 
 
@@ -190,7 +239,10 @@ def test_nothing_to_score():
 
 def test_bad_input_is_named():
     ids = torch.zeros(2, 3, dtype=torch.long)
-    for arguments, named in (((ids, ids[:, :2]), "labels: got shape"), ((ids, ids, False), "temperature: got 0")):
+    for arguments, named in (
+        ((ids, ids[:, :2]), "labels: got shape"),
+        ((ids, ids, False), "temperature: got 0"),
+    ):
         with pytest.raises(ValueError, match=named):
             get_response_log_probs(Bigram(), *arguments, temperature=0)
     with pytest.raises(ValueError, match="response_mask"):
@@ -204,14 +256,18 @@ def test_width_0_has_no_log_probs():
         assert result["log_probs"].shape == result["token_entropy"].shape == (2, 0)
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"temperature": "1"}, "temperature: got '1', expected a positive number"),
-    ({"temperature": None}, "temperature: got None"), ({"temperature": math.inf}, "temperature: got inf"),
-    ({"temperature": True}, "temperature: got True"),
-    ({"input_ids": [[1, 2]]}, r"input_ids: got \[\[1, 2\]\], expected a tensor"),
-    ({"input_ids": torch.zeros(3, dtype=torch.long)}, r"input_ids: got shape \(3,\)"),
-    ({"labels": [[1]]}, "labels: got"),
-])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"temperature": "1"}, "temperature: got '1', expected a positive number"),
+        ({"temperature": None}, "temperature: got None"),
+        ({"temperature": math.inf}, "temperature: got inf"),
+        ({"temperature": True}, "temperature: got True"),
+        ({"input_ids": [[1, 2]]}, r"input_ids: got \[\[1, 2\]\], expected a tensor"),
+        ({"input_ids": torch.zeros(3, dtype=torch.long)}, r"input_ids: got shape \(3,\)"),
+        ({"labels": [[1]]}, "labels: got"),
+    ],
+)
 def test_what_cannot_be_scored_is_one_error(changes, message):
     ids = torch.zeros(1, 2, dtype=torch.long)
     with pytest.raises(ValueError, match=f"^{message}"):

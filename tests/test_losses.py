@@ -1,18 +1,29 @@
 """The loss: values by hand, gradients against enumeration and finite differences, hostile padding."""
+
 import math
 from itertools import product
 
 import pytest
 import torch
 
-from rlkit import aggregate_loss_across_microbatch, compute_group_normalized_rewards, compute_policy_gradient_loss
+from rlkit import (
+    aggregate_loss_across_microbatch,
+    compute_group_normalized_rewards,
+    compute_policy_gradient_loss,
+)
 
 INF, NAN = math.inf, math.nan
 
 
 def loss_of(advantages, log_probs, method="none", old=None, cliprange=None, mask=None):
-    return compute_policy_gradient_loss(torch.as_tensor(advantages), torch.as_tensor(log_probs), method,
-                                        None if old is None else torch.as_tensor(old), cliprange, mask)
+    return compute_policy_gradient_loss(
+        torch.as_tensor(advantages),
+        torch.as_tensor(log_probs),
+        method,
+        None if old is None else torch.as_tensor(old),
+        cliprange,
+        mask,
+    )
 
 
 def from_ratios(ratios, advantages, method, cliprange=None, mask=None):
@@ -39,7 +50,9 @@ def test_token_methods_by_hand():
     loss, grad, metadata = from_ratios(ratios, advantages, "grpo", 0.2)
     torch.testing.assert_close(loss, torch.tensor([[-1.2], [-0.5], [1.5], [0.8], [-2.2]]))
     torch.testing.assert_close(grad, torch.tensor([[0], [-0.5], [1.5], [0], [-2.2]]))
-    assert [metadata[f"clip_fraction{side}"].item() for side in ("", "_low", "_high")] == pytest.approx([0.4, 0.2, 0.2])
+    assert [metadata[f"clip_fraction{side}"].item() for side in ("", "_low", "_high")] == pytest.approx(
+        [0.4, 0.2, 0.2]
+    )
     assert [metadata[name].item() for name in ("n_ratios", "n_clipped_low", "n_clipped_high")] == [5, 1, 1]
 
     loss, grad, metadata = from_ratios(ratios, advantages, "cispo", 0.2)
@@ -79,7 +92,10 @@ def test_gspo_is_the_geometric_mean_over_the_response():
 
 
 def test_clip_fractions_count_sequences_for_gspo_and_no_padding():
-    ratios, mask = [[1.5, 1.5], [0.5, 9.0], [1.0, 1.0]], torch.tensor([[1, 1], [1, 0], [0, 0]], dtype=torch.bool)
+    ratios, mask = (
+        [[1.5, 1.5], [0.5, 9.0], [1.0, 1.0]],
+        torch.tensor([[1, 1], [1, 0], [0, 0]], dtype=torch.bool),
+    )
     _, _, metadata = from_ratios(ratios, [1.0, -1, 1], "gspo", 0.1, mask)
     assert [metadata[name].item() for name in ("n_ratios", "n_clipped_low", "n_clipped_high")] == [2, 1, 1]
     _, _, metadata = from_ratios(ratios, [1.0, -1, 1], "grpo", 0.1, mask)
@@ -159,14 +175,18 @@ def test_the_estimator_is_unbiased_on_policy_and_off_policy_with_weights():
     exact = gradient_of_expected_reward()
     torch.testing.assert_close(expected_gradient("none", LOGITS), exact)
     torch.testing.assert_close(expected_gradient("noclip", OLD_LOGITS), exact)
-    torch.testing.assert_close(expected_gradient("cispo", OLD_LOGITS, cliprange=100.0), exact)  # a weight never held
+    torch.testing.assert_close(
+        expected_gradient("cispo", OLD_LOGITS, cliprange=100.0), exact
+    )  # a weight never held
     assert (expected_gradient("none", OLD_LOGITS) - exact).abs().max() > 0.05
 
 
 def test_the_group_mean_scales_the_gradient_by_g_minus_1_over_g():
     for group_size in (2, 3, 4):
-        torch.testing.assert_close(expected_gradient("none", LOGITS, group_size, "mean"),
-                                   gradient_of_expected_reward() * (group_size - 1) / group_size)
+        torch.testing.assert_close(
+            expected_gradient("none", LOGITS, group_size, "mean"),
+            gradient_of_expected_reward() * (group_size - 1) / group_size,
+        )
 
 
 @pytest.mark.parametrize("method", ["noclip", "grpo", "gspo"])
@@ -185,6 +205,7 @@ def test_gradients_against_finite_differences(method):
 
 # ---- aggregation
 
+
 def test_aggregation_by_hand():
     loss = torch.tensor([[1.0, 2, 9], [4, NAN, INF], [5, 5, 5]], requires_grad=True)
     mask = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0]])
@@ -196,23 +217,33 @@ def test_aggregation_by_hand():
     assert aggregate_loss_across_microbatch(torch.zeros(0, 3), torch.zeros(0, 3)).item() == 0
 
 
-@pytest.mark.parametrize("arguments, named", [
-    (([1.0], [[-1.0]], "ppo"), "importance_reweighting_method: got 'ppo'"),
-    (([1.0], [[-1.0]], "noclip"), "old_log_probs: got None"),
-    (([1.0], [[-1.0]], "grpo", [[-1.0]]), "cliprange: got None"),
-    (([1.0], [[-1.0]], "gspo", [[-1.0]], -0.1), "cliprange: got -0.1"),
-    (([1.0, 2], [[-1.0]]), "raw_rewards_or_advantages: got shape"), (([1.0], [-1.0]), "policy_log_probs: got shape"),
-    (([1.0], [[-1.0]], "noclip", [[-1.0, 2]]), "old_log_probs: got shape"),
-    (([1.0], [[-1.0]], "none", None, None, torch.ones(2, 1)), "response_mask: got shape")])
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        (([1.0], [[-1.0]], "ppo"), "importance_reweighting_method: got 'ppo'"),
+        (([1.0], [[-1.0]], "noclip"), "old_log_probs: got None"),
+        (([1.0], [[-1.0]], "grpo", [[-1.0]]), "cliprange: got None"),
+        (([1.0], [[-1.0]], "gspo", [[-1.0]], -0.1), "cliprange: got -0.1"),
+        (([1.0, 2], [[-1.0]]), "raw_rewards_or_advantages: got shape"),
+        (([1.0], [-1.0]), "policy_log_probs: got shape"),
+        (([1.0], [[-1.0]], "noclip", [[-1.0, 2]]), "old_log_probs: got shape"),
+        (([1.0], [[-1.0]], "none", None, None, torch.ones(2, 1)), "response_mask: got shape"),
+    ],
+)
 def test_bad_input_is_named(arguments, named):
     with pytest.raises(ValueError, match=named):
         loss_of(*arguments)
 
 
-@pytest.mark.parametrize("arguments, named", [
-    ((torch.ones(2, 3), "token"), "loss_normalization: got 'token'"), ((torch.ones(3, 2),), "mask: got shape"),
-    ((torch.ones(2, 3), "constant"), "normalization_constant: got None"),
-    ((torch.ones(2, 3), "constant", 0), "normalization_constant: got 0")])
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        ((torch.ones(2, 3), "token"), "loss_normalization: got 'token'"),
+        ((torch.ones(3, 2),), "mask: got shape"),
+        ((torch.ones(2, 3), "constant"), "normalization_constant: got None"),
+        ((torch.ones(2, 3), "constant", 0), "normalization_constant: got 0"),
+    ],
+)
 def test_bad_aggregation_is_named(arguments, named):
     with pytest.raises(ValueError, match=named):
         aggregate_loss_across_microbatch(torch.ones(2, 3), *arguments)
@@ -224,7 +255,9 @@ def test_bool_rewards_and_lists_are_numbers():
         assert compute_policy_gradient_loss(rewards, log_probs)[0].flatten().tolist() == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("value", ["0.2", b"1", True, None, float("nan"), -1, [0.2, 0.2], 10 ** 400, "x" * 5000])
+@pytest.mark.parametrize(
+    "value", ["0.2", b"1", True, None, float("nan"), -1, [0.2, 0.2], 10**400, "x" * 5000]
+)
 def test_what_is_no_number_is_one_error(value):
     with pytest.raises(ValueError, match="^cliprange: got .*expected a number >= 0") as error:
         loss_of([1.0], [[-1.0]], "grpo", [[-1.0]], value)
@@ -235,6 +268,7 @@ def test_what_is_no_number_is_one_error(value):
 
 def test_numbers_of_other_libraries_are_numbers():
     import numpy as np
+
     for value in (np.float32(2), np.int64(2), torch.tensor(2.0)):
         assert aggregate_loss_across_microbatch(torch.ones(1, 4), torch.ones(1, 4), "constant", value) == 2
         assert loss_of([1.0], [[0.0]], "grpo", [[0.0]], value)[0].item() == -1
@@ -258,8 +292,9 @@ def test_half_precision_does_not_overflow(dtype):
     # a ratio of exp(20) = 4.9e8, held at 1.2 where it is clipped; none of it is inf or NaN
     log_probs = torch.tensor([[-1.0, -1.0]], dtype=dtype, requires_grad=True)
     for method, wanted in (("grpo", -1.2), ("noclip", -math.exp(20))):
-        loss, _ = compute_policy_gradient_loss(torch.tensor([1.0], dtype=dtype), log_probs, method,
-                                               torch.tensor([[-21.0, -1]], dtype=dtype), 0.2)
+        loss, _ = compute_policy_gradient_loss(
+            torch.tensor([1.0], dtype=dtype), log_probs, method, torch.tensor([[-21.0, -1]], dtype=dtype), 0.2
+        )
         assert loss[0].tolist() == pytest.approx([wanted, -1.0], rel=1e-6)
         loss[0, 1].backward()
         assert bool(torch.isfinite(log_probs.grad).all())
@@ -272,9 +307,11 @@ def test_a_function_that_gives_no_loss_per_token_is_named(result):
 
 
 def test_what_is_no_tensor_is_named():
-    for name, arguments in (("policy_log_probs", ([1.0], [[0.0]])),
-                            ("old_log_probs", ([1.0], torch.zeros(1, 1), "noclip", [[0.0]])),
-                            ("raw_rewards_or_advantages", ("one", torch.zeros(1, 1)))):
+    for name, arguments in (
+        ("policy_log_probs", ([1.0], [[0.0]])),
+        ("old_log_probs", ([1.0], torch.zeros(1, 1), "noclip", [[0.0]])),
+        ("raw_rewards_or_advantages", ("one", torch.zeros(1, 1))),
+    ):
         with pytest.raises(ValueError, match=f"^{name}: got "):
             compute_policy_gradient_loss(*arguments)
     with pytest.raises(ValueError, match="^mask: got "):

@@ -1,13 +1,16 @@
 """Any causal language model loads with a usable tokenizer; what is not there is named."""
+
 import pytest
 import torch
-
-from rlkit.models import check_device, choose_attention, load_model, model_location
-from rlkit.tokenization import tokenize_prompt_and_output
 from tiny_model import MAKERS, save_tiny_model
 
+from rlkit.support.models import check_device, choose_attention, load_model, model_location
+from rlkit.tokenization import tokenize_prompt_and_output
 
-@pytest.mark.parametrize("architecture, pad", [("olmo2", "<pad>"), ("llama", None), ("qwen2", "<eos>"), ("gpt2", None)])
+
+@pytest.mark.parametrize(
+    "architecture, pad", [("olmo2", "<pad>"), ("llama", None), ("qwen2", "<eos>"), ("gpt2", None)]
+)
 def test_architectures_with_and_without_a_pad_token(tmp_path, architecture, pad):
     model, tokenizer = load_model(save_tiny_model(tmp_path, architecture, pad))
     assert type(model).__name__ == type(MAKERS[architecture]()).__name__ and not model.training
@@ -30,7 +33,10 @@ def test_dtype_and_eager_attention(tmp_path):
 def test_flash_attention_falls_back_with_one_line(tmp_path, capsys):
     model, _ = load_model(save_tiny_model(tmp_path), device="cpu", attn_implementation="flash_attention_2")
     assert model.config._attn_implementation == "sdpa"
-    assert capsys.readouterr().out == "attention: sdpa in place of flash_attention_2 (cpu has no FlashAttention)\n"
+    assert (
+        capsys.readouterr().out
+        == "attention: sdpa in place of flash_attention_2 (cpu has no FlashAttention)\n"
+    )
     assert choose_attention(None, torch.float32, torch.device("cpu")) == ("sdpa", "")
 
 
@@ -57,9 +63,18 @@ def test_a_run_folder_stands_for_its_final_weights(tmp_path):
     assert model_location(tmp_path) == str(tmp_path / "model")
 
 
-@pytest.mark.parametrize("name, message", [("a\0b", "NUL"), ("x" * 5000, "5000 characters"),
-                                           ("x" * 300, "could not load"), (None, "got None"), (7, "got 7"),
-                                           ("", "got ''"), ("a/b/c", "no folder")])
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("a\0b", "NUL"),
+        ("x" * 5000, "5000 characters"),
+        ("x" * 300, "could not load"),
+        (None, "got None"),
+        (7, "got 7"),
+        ("", "got ''"),
+        ("a/b/c", "no folder"),
+    ],
+)
 def test_absurd_names_are_one_error(name, message):
     with pytest.raises(ValueError, match=f"(?s)^model: .*{message}") as error:
         load_model(name)

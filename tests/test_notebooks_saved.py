@@ -1,4 +1,5 @@
 """Rules for every notebook as it is saved: executed, readable without a kernel, no traces of the machine it ran on."""
+
 import ast
 import json
 import re
@@ -24,7 +25,9 @@ def tags(cell):
 
 def plain_source(cell):
     """The cell without magics, to be parsed."""
-    return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in cell.source.splitlines())
+    return "\n".join(
+        "" if line.lstrip().startswith(("%", "!")) else line for line in cell.source.splitlines()
+    )
 
 
 def test_was_executed_from_top_to_bottom(path):
@@ -49,7 +52,10 @@ def test_keeps_no_trace_of_the_machine(path):
     raw = path.read_text()
     assert str(REPO) not in raw and str(Path.home()) + "/" not in raw
     notebook = nbformat.read(path, as_version=4)
-    assert set(notebook.metadata) <= {"kernelspec", "language_info"} and notebook.metadata.kernelspec.name == "python3"
+    assert (
+        set(notebook.metadata) <= {"kernelspec", "language_info"}
+        and notebook.metadata.kernelspec.name == "python3"
+    )
     for cell in notebook.cells:
         assert set(cell.metadata) <= {"tags", "jupyter", "slideshow", "editable", "deletable"}, cell.metadata
 
@@ -57,7 +63,9 @@ def test_keeps_no_trace_of_the_machine(path):
 def test_cells_import_and_install_nothing_by_themselves(path):
     for cell in code_cells(nbformat.read(path, as_version=4)):
         assert not re.search(r"pip install|conda install|sys\.path|os\.chdir", cell.source), cell.source
-        assert not cell.source.rstrip().endswith(";"), "nbval does not know `;`: assign to _ or call plt.show()"
+        assert not cell.source.rstrip().endswith(";"), (
+            "nbval does not know `;`: assign to _ or call plt.show()"
+        )
 
 
 def test_has_a_parameters_cell_if_it_is_a_job(path):
@@ -66,7 +74,9 @@ def test_has_a_parameters_cell_if_it_is_a_job(path):
     assert len(tagged) == (1 if path.stem in JOBS else 0)
     if not tagged:
         return
-    assert tagged == [0] and "parameters(globals())" in cells[1].source      # checked before anything else happens
+    assert (
+        tagged == [0] and "parameters(globals())" in cells[1].source
+    )  # checked before anything else happens
     # plain constants, so that nothing derived goes stale; and no later cell gives the names other values
     names = set()
     for statement in ast.parse(cells[0].source).body:
@@ -74,11 +84,15 @@ def test_has_a_parameters_cell_if_it_is_a_job(path):
         ast.literal_eval(statement.value)
         names |= {target.id for target in statement.targets}
     for cell in cells[1:]:
-        stored = {node.id for node in ast.walk(ast.parse(plain_source(cell)))
-                  if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        stored = {
+            node.id
+            for node in ast.walk(ast.parse(plain_source(cell)))
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
         assert not stored & names, stored & names
     if path.stem == "train":
         from rlkit import Config
+
         assert names == set(Config.__dataclass_fields__)
 
 

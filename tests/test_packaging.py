@@ -1,4 +1,5 @@
 """What a fresh clone installs: versions agree in every file, the Makefile's lists are complete, imports stay light."""
+
 import os
 import re
 import stat
@@ -34,11 +35,16 @@ def canonical(name):
 def test_pinned_versions_are_what_pyproject_asks_for(project, pins):
     pins = {canonical(name): version for name, version in pins.items()}
     extras = project["optional-dependencies"]
-    wanted = project["dependencies"] + [r for name, lines in extras.items() if name not in OWN_VENV for r in lines]
+    wanted = project["dependencies"] + [
+        r for name, lines in extras.items() if name not in OWN_VENV for r in lines
+    ]
     for requirement in map(Requirement, wanted):
         assert requirement.specifier.contains(pins[canonical(requirement.name)]), requirement
     assert pins["torch"] == "2.13.0" and "==2.13.0" in next(r for r in wanted if r.startswith("torch"))
-    assert SpecifierSet(">=5.16.1,<5.20") == Requirement(next(r for r in wanted if r.startswith("trans"))).specifier
+    assert (
+        SpecifierSet(">=5.16.1,<5.20")
+        == Requirement(next(r for r in wanted if r.startswith("trans"))).specifier
+    )
 
 
 def test_pins_install_on_the_oldest_python(project, pins):
@@ -61,8 +67,10 @@ def test_conda_users_get_the_same_environment(repo, project):
     # pip's part is the project itself at the pinned versions, so there is no second list that could disagree
     assert pip == ["-c constraints.txt", "-e .[test]"]
     [python] = [d.split("=")[1] for d in conda if d.startswith("python=")]
-    assert SpecifierSet(project["requires-python"]).contains(python) and {d.split("=")[0] for d in conda} == {"python",
-                                                                                                          "pip"}
+    assert SpecifierSet(project["requires-python"]).contains(python) and {d.split("=")[0] for d in conda} == {
+        "python",
+        "pip",
+    }
     assert "-c constraints.txt -e '.[test]'" in (repo / "Makefile").read_text()
 
 
@@ -74,7 +82,9 @@ def test_extras_pin_the_engines(project):
 
 def test_make_test_runs_every_notebook(repo):
     listed = re.search(r"^NOTEBOOKS := ((?:.*\\\n)*.*)", (repo / "Makefile").read_text(), re.M)[1]
-    assert sorted(listed.replace("\\\n", " ").split()) == sorted(p.stem for p in (repo / "notebooks").glob("*.ipynb"))
+    assert sorted(listed.replace("\\\n", " ").split()) == sorted(
+        p.stem for p in (repo / "notebooks").glob("*.ipynb")
+    )
 
 
 def test_ci_runs_make_test(repo):
@@ -83,9 +93,14 @@ def test_ci_runs_make_test(repo):
 
 
 def test_make_says_which_python_it_needs(repo, tmp_path):
-    done = subprocess.run(["make", "train", "PYTHON=", f"VENV={tmp_path / 'venv'}"], cwd=repo, text=True,
-                          capture_output=True)
-    assert done.returncode and "needs Python 3.11 or newer" in done.stdout and "make train PYTHON=" in done.stdout
+    done = subprocess.run(
+        ["make", "train", "PYTHON=", f"VENV={tmp_path / 'venv'}"], cwd=repo, text=True, capture_output=True
+    )
+    assert (
+        done.returncode
+        and "needs Python 3.11 or newer" in done.stdout
+        and "make train PYTHON=" in done.stdout
+    )
     assert not (tmp_path / "venv").exists()
 
 
@@ -93,30 +108,45 @@ def test_make_shows_the_plain_command(repo, tmp_path):
     venv = tmp_path / "venv"
     venv.mkdir()
     (venv / ".installed").touch()
-    done = subprocess.run(["make", "-n", "train", "ALGO=drgrpo", "NAME=mine", f"VENV={venv}"], cwd=repo, text=True,
-                          capture_output=True, check=True)
+    done = subprocess.run(
+        ["make", "-n", "train", "ALGO=drgrpo", "NAME=mine", f"VENV={venv}"],
+        cwd=repo,
+        text=True,
+        capture_output=True,
+        check=True,
+    )
     assert "papermill notebooks/train.ipynb runs/mine.ipynb -p algo drgrpo" in done.stdout
 
 
 def test_import_loads_nothing_heavy():
-    code = ("import sys, rlkit; heavy = {'torch', 'transformers', 'vllm', 'ray', 'ipywidgets', 'matplotlib', 'pandas'}"
-            "; print(sorted(heavy & set(sys.modules)))")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                          env={**os.environ, "PYTHONSTARTUP": ""})
+    code = (
+        "import sys, rlkit; heavy = {'torch', 'transformers', 'vllm', 'ray', 'ipywidgets', 'matplotlib', "
+        "'pandas'}"
+        "; print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONSTARTUP": ""},
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_every_public_name_is_there():
     import rlkit
+
     for name in rlkit.__all__:
         assert getattr(rlkit, name) is not None, name
 
 
 def test_readme_explains_every_parameter_and_metric(repo):
     from rlkit import Config
-    from rlkit.plots import LABELS
-    from rlkit.runs import METRICS
+    from rlkit.jobs.plots import LABELS
+    from rlkit.jobs.runs import METRICS
+
     readme = (repo / "README.md").read_text()
     for name in [*Config.__dataclass_fields__, *METRICS]:
         assert f"`{name}`" in readme, name
-    assert set(LABELS) == set(METRICS) - {"step"}               # and every metric has an axis label
+    assert set(LABELS) == set(METRICS) - {"step"}  # and every metric has an axis label

@@ -1,19 +1,35 @@
 """Problems: GSM8K's golds read right, generated problems right, reproducible and split for good."""
+
 import json
 import re
 
 import pytest
 
-from rlkit.problems import (Problem, draw_story, generate_problems, gsm8k_gold, load_gsm8k, load_problems, split_of)
+from rlkit.tasks.problems import (
+    Problem,
+    draw_story,
+    generate_problems,
+    gsm8k_gold,
+    load_gsm8k,
+    load_problems,
+    split_of,
+)
 
-ROWS = [{"question": f"Question {i}?",
-         "answer": f"Half of 4 is <<4/2=2>>2. 2+{i}=<<2+{i}={i + 2}>>{i + 2}\n#### {i + 2}"} for i in range(5)]
+ROWS = [
+    {
+        "question": f"Question {i}?",
+        "answer": f"Half of 4 is <<4/2=2>>2. 2+{i}=<<2+{i}={i + 2}>>{i + 2}\n#### {i + 2}",
+    }
+    for i in range(5)
+]
 
 
 @pytest.fixture
 def folder(tmp_path):
     for name in ("train", "test"):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8"
+        )
     return tmp_path
 
 
@@ -24,14 +40,23 @@ def fault(folder, name):
 
 # ---- GSM8K
 
+
 def test_gold_is_what_follows_the_mark(shared_cases):
     assert gsm8k_gold(fault(shared_cases, "B096")["input"]["gold"]) == "72"
     assert gsm8k_gold(fault(shared_cases, "B097")["input"]["raw"]) == "1200"
     assert gsm8k_gold(fault(shared_cases, "B098")["input"]["raw"]) == "-3"
 
 
-@pytest.mark.parametrize("worked, gold", [("x #### 109,200,000", "109200000"), ("#### 0", "0"),
-                                          ("a #### 1\n#### 2 ", "2"), ("3.5 #### 3.5", "3.5"), ("####-47", "-47")])
+@pytest.mark.parametrize(
+    "worked, gold",
+    [
+        ("x #### 109,200,000", "109200000"),
+        ("#### 0", "0"),
+        ("a #### 1\n#### 2 ", "2"),
+        ("3.5 #### 3.5", "3.5"),
+        ("####-47", "-47"),
+    ],
+)
 def test_gold_by_hand(worked, gold):
     assert gsm8k_gold(worked) == gold
 
@@ -50,7 +75,9 @@ def test_a_folder_of_jsonl(folder):
 
 def test_n_none_is_all_and_0_is_none(folder, shared_cases):
     case = fault(shared_cases, "B070")
-    assert [len(load_gsm8k(folder, "train", n)) for n in case["input"]["max_examples"]] == case["expected"]["read"]
+    assert [len(load_gsm8k(folder, "train", n)) for n in case["input"]["max_examples"]] == case["expected"][
+        "read"
+    ]
     assert [len(load_problems("laptop", "train", n)) for n in (0, 1)] == [0, 1]
 
 
@@ -70,8 +97,11 @@ def test_a_hub_id_goes_through_datasets(monkeypatch):
     def fake(*args, **kwargs):
         calls.append((args, kwargs))
         return datasets.Dataset.from_list(ROWS)
+
     monkeypatch.setattr(datasets, "load_dataset", fake)
-    assert load_problems("openai/gsm8k", "validation", 2) == [Problem(f"Question {i}?", str(i + 2), 2) for i in (0, 1)]
+    assert load_problems("openai/gsm8k", "validation", 2) == [
+        Problem(f"Question {i}?", str(i + 2), 2) for i in (0, 1)
+    ]
     assert calls == [(("openai/gsm8k", "main"), {"split": "test"})]
 
 
@@ -99,6 +129,7 @@ def test_what_is_wrong_is_said(folder):
 
 # ---- the laptop's problems
 
+
 def solve_by_reading(question):
     """The answer, worked out from the words of the question alone by a reader that shares no code with the writer."""
     *sentences, ask = re.findall(r"[^.?]+[.?]", question)
@@ -111,7 +142,7 @@ def solve_by_reading(question):
             owners[name] = numbers[0] * numbers[1]
         elif "times" in s:
             owners[name] = numbers[0] * owners[words[-1]]
-        elif words[1] == "gives" and words[2] in owners:                    # X gives the owner some
+        elif words[1] == "gives" and words[2] in owners:  # X gives the owner some
             name = words[2]
             owners[name] += numbers[0]
         elif any(verb in words for verb in ("gives", "loses", "sells")):
@@ -152,7 +183,7 @@ def test_problems_vary():
     steps = [sum(p.n_steps == k for p in problems) / 2000 for k in (1, 2, 3)]
     assert min(steps) > 0.15
     answers = [p.answer for p in problems]
-    assert max(answers.count(a) for a in set(answers)) < 0.08 * 2000          # no constant guess gets far
+    assert max(answers.count(a) for a in set(answers)) < 0.08 * 2000  # no constant guess gets far
     words = " ".join(p.question for p in problems)
     for word in "Tom Kim apples nuts finds buys gives loses sells times boxes bags".split():
         assert word in words
@@ -160,6 +191,7 @@ def test_problems_vary():
 
 def test_a_story_s_steps_chain():
     import random
+
     rng = random.Random(0)
     for _ in range(300):
         story = draw_story(rng)
@@ -177,7 +209,9 @@ def test_an_absurd_dataset_is_one_short_error(value):
     assert len(str(error.value)) < 400
 
 
-@pytest.mark.parametrize("content, message", [(b'{"question": 1\n', "line 1 is no JSON"), (b"\xff\xfe", "UTF-8")])
+@pytest.mark.parametrize(
+    "content, message", [(b'{"question": 1\n', "line 1 is no JSON"), (b"\xff\xfe", "UTF-8")]
+)
 def test_a_broken_data_file_is_named(tmp_path, content, message):
     (tmp_path / "train.jsonl").write_bytes(content)
     with pytest.raises(ValueError, match=f"^dataset: .*train.jsonl.*{message}"):

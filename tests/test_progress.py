@@ -1,4 +1,5 @@
 """Progress bars: one short line in a saved notebook, nothing where nobody watches."""
+
 import json
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from rlkit.progress import progress
+from rlkit.support.progress import progress
 
 
 def run_cells(*sources):
@@ -19,7 +20,7 @@ def run_cells(*sources):
 @pytest.fixture(scope="module")
 def outputs():
     return run_cells(
-        "from rlkit.progress import progress\n"
+        "from rlkit.support.progress import progress\n"
         "for _ in progress(range(50), desc='train'):\n"
         "    for _ in progress(range(3), desc='sample'):\n"
         "        pass",
@@ -30,10 +31,9 @@ def outputs():
         "for i in progress(range(9), desc='fails'):\n"
         "    for _ in progress(range(3)):\n"
         "        raise RuntimeError('x')",
-        "bar = None\n"
-        "for i in progress(iter('ab'), desc='open end'):\n"
-        "    pass",
-        "list(progress(range(3), disable=True))")
+        "bar = None\nfor i in progress(iter('ab'), desc='open end'):\n    pass",
+        "list(progress(range(3), disable=True))",
+    )
 
 
 def lines(outputs):
@@ -56,7 +56,7 @@ def test_a_failure_inside_leaves_the_next_bar_alone(outputs):
 
 
 def test_nothing_is_written_where_nobody_watches():
-    code = "from rlkit.progress import progress; print(sum(progress(range(5), desc='x')))"
+    code = "from rlkit.support.progress import progress; print(sum(progress(range(5), desc='x')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("10\n", "")
     assert list(progress(range(3))) == [0, 1, 2]
@@ -64,13 +64,16 @@ def test_nothing_is_written_where_nobody_watches():
 
 def test_nbval_does_not_compare_progress(repo):
     import re
+
     from nbval.plugin import get_sanitize_patterns
+
     patterns = dict(get_sanitize_patterns((repo / "tests" / "nbval_sanitize.cfg").read_text()))
 
     def clean(text):
         for pattern, replacement in patterns.items():
             text = re.sub(pattern, replacement, text)
         return text
+
     live, done = "train:   0%|                    | 0/60 [00:00<?]", "train: 60/60 in 01:43, reward=0.72"
     assert clean(live) == clean(done) == "PROGRESS"
     assert clean("took 3.2 s at 0x7f12ab34cd, in /home/me/rlkit/runs") == "took TIME at ADDRESS, in FOLDER"

@@ -1,11 +1,19 @@
 """Prompts: exact text, filling that never breaks, and prompt, reward and stop kept together."""
+
 import json
 
 import pytest
 
-from rlkit.prompts import Prompt, load_prompt, prompt_names
+from rlkit.tasks.prompts import Prompt, load_prompt, prompt_names
 
-AWKWARD = ["Set {x} and {question}?", "50% of {} is {0}?", r"\frac{1}{2} \1 \g<0>", "{{a}}", "", "line\nbreak"]
+AWKWARD = [
+    "Set {x} and {question}?",
+    "50% of {} is {0}?",
+    r"\frac{1}{2} \1 \g<0>",
+    "{{a}}",
+    "",
+    "line\nbreak",
+]
 
 
 def fault(folder, name):
@@ -17,18 +25,22 @@ def test_the_three_prompts_exactly():
     assert prompt_names() == ["question_only", "r1_zero", "r1_zero_three_shot"]
     assert load_prompt("question_only").fill("Why?") == r"Why? Please put your final answer within \boxed{}."
     assert load_prompt("r1_zero").fill("Why?") == (
-        "A conversation between User and Assistant. The User asks a question, and the Assistant solves it. The "
-        "Assistant first thinks about the reasoning process in the mind and then provides the User with the answer. "
-        "The reasoning process is enclosed within <think> </think> and answer is enclosed within <answer> </answer> "
+        "A conversation between User and Assistant. The User asks a question, and the Assistant solves it. "
+        "The "
+        "Assistant first thinks about the reasoning process in the mind and then provides the User with "
+        "the answer. "
+        "The reasoning process is enclosed within <think> </think> and answer is enclosed within <answer> "
+        "</answer> "
         "tags, respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>.\n"
-        "User: Why?\nAssistant: <think>")
+        "User: Why?\nAssistant: <think>"
+    )
 
 
 def test_three_shot_is_the_zero_shot_prompt_with_three_right_examples():
     zero, three = load_prompt("r1_zero").fill("Why?"), load_prompt("r1_zero_three_shot").fill("Why?")
     head, tail = zero.split("User:")
     assert three.startswith(head + "User:") and three.endswith("User:" + tail)
-    examples = three[len(head):-len("User:" + tail)].split("User: ")[1:]
+    examples = three[len(head) : -len("User:" + tail)].split("User: ")[1:]
     assert len(examples) == 3
     for example in examples:
         question, response = example.split("\nAssistant: <think>")
@@ -66,9 +78,14 @@ def test_doubled_braces_are_read_as_str_format_reads_them():
     assert Prompt("t", template, "question_only").fill("Q") == template.format(question="Q")
 
 
-@pytest.mark.parametrize("name, reward, stop", [("question_only", "question_only", ()),
-                                                ("r1_zero", "r1_zero", ("</answer>",)),
-                                                ("r1_zero_three_shot", "r1_zero", ("</answer>",))])
+@pytest.mark.parametrize(
+    "name, reward, stop",
+    [
+        ("question_only", "question_only", ()),
+        ("r1_zero", "r1_zero", ("</answer>",)),
+        ("r1_zero_three_shot", "r1_zero", ("</answer>",)),
+    ],
+)
 def test_prompt_reward_and_stop_are_one_record(name, reward, stop):
     prompt = load_prompt(name)
     assert (prompt.name, prompt.reward, prompt.stop) == (name, reward, stop)
@@ -108,9 +125,17 @@ def test_what_is_wrong_is_said(tmp_path):
         load_prompt("r1_zero").fill(3)
 
 
-@pytest.mark.parametrize("value, message", [
-    ("x" * 100_000, "100002 characters"), ("a\0b", "a text file"), (7, "expected one of"), (None, "expected one of"),
-    ("/", "is a folder"), ("Solve {question}", "a template of your own goes into a file")])
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        ("x" * 100_000, "100002 characters"),
+        ("a\0b", "a text file"),
+        (7, "expected one of"),
+        (None, "expected one of"),
+        ("/", "is a folder"),
+        ("Solve {question}", "a template of your own goes into a file"),
+    ],
+)
 def test_what_names_no_prompt_is_one_short_error(value, message):
     with pytest.raises(ValueError, match=f"^prompt: got .*{message}") as error:
         load_prompt(value)

@@ -1,4 +1,5 @@
 """The README's numbers are those of the recorded runs."""
+
 import importlib.util
 import json
 import statistics
@@ -17,8 +18,14 @@ def draw(repo):
 def test_the_results_table_is_the_recorded_runs(draw, repo):
     readme = (repo / "README.md").read_text()
     for algo, row in draw.table(draw.recorded()).iterrows():
-        cells = [algo and f"`{algo}`", row["start (mean)"], *(row[f"seed {i}"] for i in range(4)), row["mean"],
-                 row["95 % interval"], row["CPU s a run"]]
+        cells = [
+            algo and f"`{algo}`",
+            row["start (mean)"],
+            *(row[f"seed {i}"] for i in range(4)),
+            row["mean"],
+            row["95 % interval"],
+            row["CPU s a run"],
+        ]
         assert "| " + " | ".join(cells) + " |" in readme
 
 
@@ -38,10 +45,16 @@ def test_the_figures_of_vllm_on_a_cpu_are_recorded_ones(draw, repo):
     ends = [run.summary["val_end"] for run in runs]
     mean, low, high = draw.mean_interval(ends)
     assert [run.config["seed"] for run in runs] == [0, 1, 2, 3]
-    assert (f"{', '.join(f'{end:.3f}' for end in ends)} (seeds 0 to 3; mean {mean:.3f}, 95 % interval {low:.3f} to "
-            f"{high:.3f})") in readme
+    assert (
+        f"{', '.join(f'{end:.3f}' for end in ends)} (seeds 0 to 3; mean {mean:.3f}, 95 % interval {low:.3f} "
+        f"to "
+        f"{high:.3f})"
+    ) in readme
     mean, low, high = draw.difference(runs, draw.recorded()["grpo"])
-    assert low < 0 < high and f"is {mean:.3f} from the runs in process seed by seed ({low:.3f} to {high:.3f})" in readme
+    assert (
+        low < 0 < high
+        and f"is {mean:.3f} from the runs in process seed by seed ({low:.3f} to {high:.3f})" in readme
+    )
     assert all(not run.config["provenance"]["git"]["dirty"] for run in runs)
     bench = json.loads((repo / "figures/benchmarks/vllm_sampler.json").read_text())
     fp32, bf16 = bench["float32"], bench["bfloat16"]
@@ -50,6 +63,8 @@ def test_the_figures_of_vllm_on_a_cpu_are_recorded_ones(draw, repo):
     assert f"starts in {fp32['start_seconds']:.0f} s" in readme
     shm, gloo = (fp32["sync_seconds"][way][1] for way in ("shm", "gloo"))
     assert f"in {shm:.2f} s (shm) or {gloo:.2f} s (gloo)" in readme
-    gaps = [f"{value:.0e}".replace("e-0", "e-") for value in (fp32["gap_mean"], fp32["gap_max"], bf16["gap_mean"])]
+    gaps = [
+        f"{value:.0e}".replace("e-0", "e-") for value in (fp32["gap_mean"], fp32["gap_max"], bf16["gap_mean"])
+    ]
     assert "by {} nats on average and {} at most in float32, by {} and".format(*gaps) in readme
     assert f"and {bf16['gap_max']:.2f} in bfloat16" in readme

@@ -1,4 +1,5 @@
 """A run killed at any moment goes on from its last checkpoint and ends with the numbers of one that was not."""
+
 import os
 import signal
 import subprocess
@@ -10,12 +11,13 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
-
-from rlkit import laptop, runs
-from rlkit.config import Config
-from rlkit.runs import TIMES, checkpoints, load_run, read_jsonl
-from rlkit.trainer import train
 from tiny_model import save_tiny_model, share_of_lower_case
+
+from rlkit import laptop
+from rlkit.jobs import runs
+from rlkit.jobs.config import Config
+from rlkit.jobs.runs import TIMES, checkpoints, load_run, read_jsonl
+from rlkit.trainer import train
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +29,24 @@ def base(tmp_path_factory):
 
 
 def config_in(folder, base, **values):
-    defaults = dict(model=base, prompt="question_only", algo="offpolicy_clip", n_train=16, n_val=4, n_val_final=6,
-                    n_steps=6, eval_every=2, rollout_batch_size=16, group_size=4, train_batch_size=8, max_tokens=8,
-                    lr=1e-3, rollouts_every=2, checkpoint_every=2, run_dir=str(folder))
+    defaults = dict(
+        model=base,
+        prompt="question_only",
+        algo="offpolicy_clip",
+        n_train=16,
+        n_val=4,
+        n_val_final=6,
+        n_steps=6,
+        eval_every=2,
+        rollout_batch_size=16,
+        group_size=4,
+        train_batch_size=8,
+        max_tokens=8,
+        lr=1e-3,
+        rollouts_every=2,
+        checkpoint_every=2,
+        run_dir=str(folder),
+    )
     return Config(**defaults | values)
 
 
@@ -40,8 +57,12 @@ def undisturbed(tmp_path_factory, base):
 
 def assert_same(run, other):
     """Metrics but for times, rollouts and final weights, bit for bit."""
+
     def plain(path):
-        return [{k: v for k, v in row.items() if k not in TIMES} for row in read_jsonl(path / "metrics.jsonl")]
+        return [
+            {k: v for k, v in row.items() if k not in TIMES} for row in read_jsonl(path / "metrics.jsonl")
+        ]
+
     assert plain(run.path) == plain(other.path)
     assert read_jsonl(run.path / "rollouts.jsonl") == read_jsonl(other.path / "rollouts.jsonl")
     a, b = (load_file(r.model_path / "model.safetensors") for r in (run, other))
@@ -65,11 +86,13 @@ def test_sigkill_then_resume_ends_with_the_same_numbers(tmp_path, base, undistur
     config = config_in(tmp_path / "run", base)
     values = {name: getattr(config, name) for name in config.__dataclass_fields__}
     script = SCRIPT.format(tests=os.path.dirname(__file__), values=values)
-    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
     metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 120
     while len(read_jsonl(metrics)) < 4 and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    child.send_signal(signal.SIGKILL)                                     # in step 4: past checkpoint 2
+    child.send_signal(signal.SIGKILL)  # in step 4: past checkpoint 2
     assert child.wait() == -signal.SIGKILL, child.stderr.read().decode()
     child.stderr.close()
     assert [p.name for p in checkpoints(config.run_dir)] in (["step-000002"], ["step-000002", "step-000004"])
@@ -78,8 +101,16 @@ def test_sigkill_then_resume_ends_with_the_same_numbers(tmp_path, base, undistur
     assert_same(train(replace(config, resume=True), reward_fn=share_of_lower_case), undisturbed)
 
 
-MOMENTS = [("log", 0, True), ("log", 3, True), ("log", 3, False), ("add_rollouts", 2, False),
-           ("save_checkpoint", 0, True), ("save_checkpoint", 1, False), ("finish", 0, True), ("finish", 0, False)]
+MOMENTS = [
+    ("log", 0, True),
+    ("log", 3, True),
+    ("log", 3, False),
+    ("add_rollouts", 2, False),
+    ("save_checkpoint", 0, True),
+    ("save_checkpoint", 1, False),
+    ("finish", 0, True),
+    ("finish", 0, False),
+]
 
 
 @pytest.mark.parametrize("method, count, before", MOMENTS)
@@ -94,6 +125,7 @@ def test_a_stop_between_any_two_writes(tmp_path, base, undisturbed, monkeypatch,
         real(self, *args)
         if len(calls) == count + 1:
             raise SystemExit("stopped")
+
     monkeypatch.setattr(runs.RunWriter, method, stopping)
     config = config_in(tmp_path / "run", base)
     with pytest.raises(SystemExit):
@@ -109,7 +141,7 @@ def test_a_finished_run_comes_back_at_once_and_a_longer_one_goes_on(tmp_path, ba
     first = train(config, reward_fn=share_of_lower_case)
     stamp = (first.path / "metrics.jsonl").stat().st_mtime_ns
     with monkeypatch.context() as m:
-        m.setattr("rlkit.trainer.load_model", None)                        # nothing is loaded
+        m.setattr("rlkit.trainer.load_model", None)  # nothing is loaded
         again = train(replace(config, resume=True), reward_fn=share_of_lower_case)
     assert again.finished and (again.path / "metrics.jsonl").stat().st_mtime_ns == stamp
     longer = train(replace(config, resume=True, n_steps=6), reward_fn=share_of_lower_case)

@@ -1,4 +1,5 @@
 """The run folder: what is written, what a kill leaves, what is refused."""
+
 import json
 from dataclasses import replace
 
@@ -7,8 +8,8 @@ import pytest
 import torch
 
 from rlkit.algorithms import ALGORITHMS, get_algorithm
-from rlkit.config import Config
-from rlkit.runs import METRICS, Run, RunWriter, checkpoints, load_run, open_run, read_jsonl
+from rlkit.jobs.config import Config
+from rlkit.jobs.runs import METRICS, Run, RunWriter, checkpoints, load_run, open_run, read_jsonl
 
 
 def config(tmp_path, **values):
@@ -35,8 +36,10 @@ def test_a_cut_last_line_is_left_out_and_any_other_is_an_error(tmp_path):
 
 def test_log_keeps_finite_numbers_only_and_flushes(tmp_path):
     writer = RunWriter(tmp_path)
-    writer.log({"reward": 0.5, "loss": float("nan"), "grad_norm": float("inf"), "lr": None, "step": 1, "own": 2})
-    text = (tmp_path / "metrics.jsonl").read_text()                      # before it is closed
+    writer.log(
+        {"reward": 0.5, "loss": float("nan"), "grad_norm": float("inf"), "lr": None, "step": 1, "own": 2}
+    )
+    text = (tmp_path / "metrics.jsonl").read_text()  # before it is closed
     assert text == '{"step": 1, "reward": 0.5, "own": 2}\n'
     writer.close()
 
@@ -53,7 +56,7 @@ def test_config_json_says_what_when_where_and_with_what(tmp_path):
 
 def test_a_used_folder_is_refused_and_a_second_writer_too(tmp_path):
     first = open_run(config(tmp_path), get_algorithm("grpo"))
-    first.log({"step": 0})                                               # a folder without any result is not used yet
+    first.log({"step": 0})  # a folder without any result is not used yet
     with pytest.raises(ValueError, match="run_dir: .* already holds a run .*resume=True"):
         open_run(config(tmp_path), get_algorithm("grpo"))
     with pytest.raises(ValueError, match="another process"):
@@ -66,14 +69,18 @@ def test_resume_names_what_differs_and_n_steps_may_grow(tmp_path):
     writer = open_run(config(tmp_path), get_algorithm("grpo"))
     writer.log({"step": 0})
     writer.close()
-    with pytest.raises(ValueError, match=r"resume: .*lr \(there 0.0001, now 0.001\).*seed \(there 0, now 1\)"):
+    with pytest.raises(
+        ValueError, match=r"resume: .*lr \(there 0.0001, now 0.001\).*seed \(there 0, now 1\)"
+    ):
         open_run(config(tmp_path, lr=1e-3, seed=1, resume=True), get_algorithm("grpo"))
     with pytest.raises(ValueError, match="algorithm"):
         own = replace(ALGORITHMS["grpo"], baseline=lambda rewards: rewards.mean(1, keepdim=True))
         open_run(config(tmp_path, resume=True), own)
     with pytest.raises(ValueError, match="n_steps: got 3"):
         open_run(replace(config(tmp_path, resume=True), n_steps=3), get_algorithm("grpo"))
-    open_run(replace(config(tmp_path, resume=True), n_steps=9, checkpoint_every=3), get_algorithm("grpo")).close()
+    open_run(
+        replace(config(tmp_path, resume=True), n_steps=9, checkpoint_every=3), get_algorithm("grpo")
+    ).close()
     record = Run(tmp_path / "run").config
     assert (record["n_steps"], record["checkpoint_every"], len(record["resumed"])) == (9, 3, 1)
 
@@ -86,7 +93,9 @@ def test_checkpoints_are_whole_and_the_last_two_stay(tmp_path, small, monkeypatc
         writer.save_checkpoint(step, *small)
     assert [p.name for p in checkpoints(writer.path)] == ["step-000002", "step-000003"]
     writer.log({"step": 4})
-    monkeypatch.setattr("os.rename", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))   # killed before its name
+    monkeypatch.setattr(
+        "os.rename", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt)
+    )  # killed before its name
     with pytest.raises(KeyboardInterrupt):
         writer.save_checkpoint(4, *small)
     monkeypatch.undo()
@@ -98,7 +107,9 @@ def test_checkpoints_are_whole_and_the_last_two_stay(tmp_path, small, monkeypatc
     assert [p.name for p in (writer.path / "checkpoints").iterdir() if not p.name.startswith("step")] == []
     assert torch.equal(model.weight, small[0].weight)
     moments = zip(optimizer.state_dict()["state"].values(), small[1].state_dict()["state"].values())
-    assert all(torch.equal(a[name], b[name]) for a, b in moments for name in ("step", "exp_avg", "exp_avg_sq"))
+    assert all(
+        torch.equal(a[name], b[name]) for a, b in moments for name in ("step", "exp_avg", "exp_avg_sq")
+    )
     assert [row["step"] for row in read_jsonl(writer.path / "metrics.jsonl")] == [1, 2, 3]
     assert [row["step"] for row in read_jsonl(writer.path / "rollouts.jsonl")] == [1, 2, 3]
 
@@ -106,7 +117,9 @@ def test_checkpoints_are_whole_and_the_last_two_stay(tmp_path, small, monkeypatc
 def test_reading_a_run_and_its_summary(tmp_path):
     writer = open_run(config(tmp_path), get_algorithm("grpo"))
     assert len(Run(writer.path).metrics) == 0 and Run(writer.path).summary["steps"] == 0
-    writer.log({"step": 0, "val_reward": 0.1, "val_reward_se": 0.02, "val_format_reward": 0.2, "time_eval": 2.0})
+    writer.log(
+        {"step": 0, "val_reward": 0.1, "val_reward_se": 0.02, "val_format_reward": 0.2, "time_eval": 2.0}
+    )
     for step, reward in ((1, 0.25), (2, 0.75)):
         writer.log({"step": step, "reward": reward, "time_train": 1.0, "tokens_per_second": 900.0})
     writer.log({"step": 3, "reward": 0.5, "val_reward": 0.6, "val_reward_se": 0.03, "val_format_reward": 0.9})
@@ -116,7 +129,7 @@ def test_reading_a_run_and_its_summary(tmp_path):
     assert (summary["val_start"], summary["val_end"], summary["val_end_se"]) == (0.1, 0.6, 0.03)
     assert (summary["train_reward_last_10"], summary["seconds"], summary["steps"]) == (0.5, 4.0, 3)
     assert not run.finished and summary["algo"] == "grpo" and summary["seed"] == 0
-    plain = pd.read_json(writer.path / "metrics.jsonl", lines=True)               # readable without our code
+    plain = pd.read_json(writer.path / "metrics.jsonl", lines=True)  # readable without our code
     assert plain.step.tolist() == [0, 1, 2, 3] and set(plain.columns) <= set(METRICS)
     assert json.loads((writer.path / "config.json").read_text())["n_steps"] == 4
 
@@ -172,10 +185,16 @@ def test_results_without_a_config_are_not_gone_on_with(tmp_path, small):
         open_run(config(tmp_path, resume=True), get_algorithm("grpo"))
 
 
-@pytest.mark.parametrize("content, message", [
-    ("", "cannot be read as JSON"), ("{broken", "cannot be read as JSON"), ("[1]", "has no algorithm"),
-    ("{}", "has no algorithm, model, seed, n_steps"),
-    ('{"algorithm": {}, "model": "", "seed": 0, "n_steps": 1}', "has no name of an algorithm")])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("", "cannot be read as JSON"),
+        ("{broken", "cannot be read as JSON"),
+        ("[1]", "has no algorithm"),
+        ("{}", "has no algorithm, model, seed, n_steps"),
+        ('{"algorithm": {}, "model": "", "seed": 0, "n_steps": 1}', "has no name of an algorithm"),
+    ],
+)
 def test_a_broken_config_is_one_error_that_names_the_file(tmp_path, content, message):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
     (tmp_path / "config.json").write_text(content)
@@ -185,8 +204,14 @@ def test_a_broken_config_is_one_error_that_names_the_file(tmp_path, content, mes
         open_run(replace(config(tmp_path), run_dir=str(tmp_path), resume=True), get_algorithm("grpo"))
 
 
-@pytest.mark.parametrize("content, message", [('{"step": 0}\n{broken\n', "line 2 is no JSON object"),
-                                              ("7\n", "line 1 is no JSON object"), ('{"reward": 1}\n', "no 'step'")])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ('{"step": 0}\n{broken\n', "line 2 is no JSON object"),
+        ("7\n", "line 1 is no JSON object"),
+        ('{"reward": 1}\n', "no 'step'"),
+    ],
+)
 def test_broken_metrics_are_one_error_that_names_the_file(tmp_path, content, message):
     open_run(config(tmp_path), get_algorithm("grpo")).close()
     (tmp_path / "run/metrics.jsonl").write_text(content)

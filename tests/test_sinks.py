@@ -1,10 +1,11 @@
 """Sinks: imported only when asked for, told the same lines as metrics.jsonl."""
+
 import sys
 from types import ModuleType
 
 import pytest
 
-from rlkit.sinks import check_sink, open_sink
+from rlkit.jobs.sinks import check_sink, open_sink
 
 
 def test_none_keeps_nothing_and_unknown_names_are_refused(tmp_path):
@@ -23,7 +24,7 @@ def test_trackers_get_config_lines_and_an_end(tmp_path, monkeypatch, name):
     module.log = lambda row, step: calls.append(("log", row, step))
     module.finish = lambda: calls.append(("finish",))
     monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr("rlkit.sinks.find_spec", lambda package: object())
+    monkeypatch.setattr("rlkit.jobs.sinks.find_spec", lambda package: object())
     sink = open_sink(name, tmp_path / "run-1", {"lr": 1e-4})
     sink.log({"loss": 0.5}, 3)
     sink.close()
@@ -31,7 +32,7 @@ def test_trackers_get_config_lines_and_an_end(tmp_path, monkeypatch, name):
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr("rlkit.sinks.find_spec", lambda package: None)
+    monkeypatch.setattr("rlkit.jobs.sinks.find_spec", lambda package: None)
     for name in ("wandb", "tensorboard", "trackio"):
         with pytest.raises(ValueError, match=f"^sink: got '{name}', but {name} is not installed"):
             check_sink(name)

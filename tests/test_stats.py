@@ -1,4 +1,5 @@
 """Statistics against enumeration, hand calculation and scipy's own routines."""
+
 import math
 from itertools import combinations
 
@@ -7,7 +8,7 @@ import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
 
-from rlkit.stats import bands, binomial_se, mean_interval, mean_se, pass_at_k, wilson_interval
+from rlkit.support.stats import bands, binomial_se, mean_interval, mean_se, pass_at_k, wilson_interval
 
 
 @pytest.mark.parametrize("n, c", [(1, 0), (1, 1), (4, 1), (5, 2), (6, 6), (6, 0)])
@@ -20,9 +21,9 @@ def test_pass_at_k_counts_all_ways_to_pick_k(n, c):
 
 def test_pass_at_k_is_unbiased_where_the_plug_in_is_not():
     p, n, k = 0.3, 5, 3
-    expected = sum(math.comb(n, c) * p ** c * (1 - p) ** (n - c) * pass_at_k(n, c, k) for c in range(n + 1))
-    plug_in = sum(math.comb(n, c) * p ** c * (1 - p) ** (n - c) * (1 - (1 - c / n) ** k) for c in range(n + 1))
-    assert expected == pytest.approx(1 - 0.7 ** 3) and plug_in < expected - 0.03
+    expected = sum(math.comb(n, c) * p**c * (1 - p) ** (n - c) * pass_at_k(n, c, k) for c in range(n + 1))
+    plug_in = sum(math.comb(n, c) * p**c * (1 - p) ** (n - c) * (1 - (1 - c / n) ** k) for c in range(n + 1))
+    assert expected == pytest.approx(1 - 0.7**3) and plug_in < expected - 0.03
 
 
 @pytest.mark.parametrize("arguments, name", [((4, 1, 5), "k"), ((4, 1, 0), "k"), ((4, 5, 1), "c")])
@@ -32,9 +33,9 @@ def test_pass_at_k_refuses(arguments, name):
 
 
 def test_standard_errors_by_hand():
-    assert mean_se([1, 0, 0, 0]) == (0.25, pytest.approx(0.25))           # s = 1/2, n = 4
+    assert mean_se([1, 0, 0, 0]) == (0.25, pytest.approx(0.25))  # s = 1/2, n = 4
     assert mean_se([3.0]) == (3.0, 0.0)
-    assert binomial_se(0.5, 1024) == pytest.approx(0.015625)              # the handout's validation set
+    assert binomial_se(0.5, 1024) == pytest.approx(0.015625)  # the handout's validation set
     with pytest.raises(ValueError, match="values"):
         mean_se([])
 
@@ -42,7 +43,10 @@ def test_standard_errors_by_hand():
 @pytest.mark.parametrize("c, n", [(0, 10), (3, 10), (10, 10), (70, 1024)])
 def test_wilson_against_scipy(c, n):
     reference = scipy_stats.binomtest(c, n).proportion_ci(0.95, method="wilson")
-    assert wilson_interval(c, n) == (pytest.approx(reference.low, abs=1e-12), pytest.approx(reference.high, abs=1e-12))
+    assert wilson_interval(c, n) == (
+        pytest.approx(reference.low, abs=1e-12),
+        pytest.approx(reference.high, abs=1e-12),
+    )
 
 
 def test_mean_interval_against_scipy():

@@ -1,4 +1,5 @@
 """tokenize_prompt_and_output: every cell of small batches, written out by hand."""
+
 import pytest
 import torch
 from toys import IdsOnly, toy_tokenizer
@@ -12,8 +13,11 @@ def as_lists(batch):
 
 def test_two_rows_by_hand():
     batch = tokenize_prompt_and_output(["This is a", "Hello"], ["test world", "world"], toy_tokenizer())
-    assert as_lists(batch) == {"input_ids": [[5, 6, 7, 8], [3, 4, 0, 0]], "labels": [[6, 7, 8, 4], [4, 0, 0, 0]],
-                               "response_mask": [[0, 0, 1, 1], [1, 0, 0, 0]]}
+    assert as_lists(batch) == {
+        "input_ids": [[5, 6, 7, 8], [3, 4, 0, 0]],
+        "labels": [[6, 7, 8, 4], [4, 0, 0, 0]],
+        "response_mask": [[0, 0, 1, 1], [1, 0, 0, 0]],
+    }
     assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
     assert batch["response_mask"].dtype == torch.bool
 
@@ -21,13 +25,21 @@ def test_two_rows_by_hand():
 def test_pad_token_equal_to_eos_or_missing():
     for pad_token, filler in (("<eos>", 1), (None, 1)):
         batch = tokenize_prompt_and_output(["Hello", "Hello world"], ["a", "test"], toy_tokenizer(pad_token))
-        assert as_lists(batch) == {"input_ids": [[3, 7], [3, 4]], "labels": [[7, filler], [4, 8]],
-                                   "response_mask": [[1, 0], [0, 1]]}
+        assert as_lists(batch) == {
+            "input_ids": [[3, 7], [3, 4]],
+            "labels": [[7, filler], [4, 8]],
+            "response_mask": [[1, 0], [0, 1]],
+        }
 
 
 def test_an_end_of_text_token_inside_the_output_stays_scored_when_it_is_the_filler_too():
-    batch = tokenize_prompt_and_output(None, None, toy_tokenizer("<eos>"), prompt_token_ids=[[5], [5, 6]],
-                                       output_token_ids=[[8, 1], [8, 9, 1]])
+    batch = tokenize_prompt_and_output(
+        None,
+        None,
+        toy_tokenizer("<eos>"),
+        prompt_token_ids=[[5], [5, 6]],
+        output_token_ids=[[8, 1], [8, 9, 1]],
+    )
     assert as_lists(batch)["response_mask"] == [[1, 1, 0, 0], [0, 1, 1, 1]]
 
 
@@ -38,25 +50,40 @@ def test_no_special_tokens_between_prompt_and_output():
 
 def test_empty_output_empty_prompt_and_both():
     batch = tokenize_prompt_and_output(["This is", "", ""], ["", "world test", ""], toy_tokenizer())
-    assert as_lists(batch) == {"input_ids": [[5], [4], [0]], "labels": [[6], [8], [0]],
-                               "response_mask": [[0], [1], [0]]}
+    assert as_lists(batch) == {
+        "input_ids": [[5], [4], [0]],
+        "labels": [[6], [8], [0]],
+        "response_mask": [[0], [1], [0]],
+    }
     nothing = tokenize_prompt_and_output([""], [""], toy_tokenizer())
     assert nothing["input_ids"].shape == nothing["response_mask"].shape == (1, 0)
 
 
 def test_given_ids_are_used_as_they_are():
     # 8 then 8: no text of the toy tokenizer is consulted, and the strings beside the ids may disagree
-    batch = tokenize_prompt_and_output(["Hello", "Hello"], ["a", "b"], toy_tokenizer(),
-                                       output_token_ids=[[8, 8], [9]])
+    batch = tokenize_prompt_and_output(
+        ["Hello", "Hello"], ["a", "b"], toy_tokenizer(), output_token_ids=[[8, 8], [9]]
+    )
     assert as_lists(batch)["labels"] == [[8, 8], [9, 0]]
-    batch = tokenize_prompt_and_output(None, None, IdsOnly, prompt_token_ids=[[2], [2, 3]], output_token_ids=[[4], [5]])
-    assert as_lists(batch) == {"input_ids": [[2, 4], [2, 3]], "labels": [[4, 0], [3, 5]],
-                               "response_mask": [[1, 0], [0, 1]]}
+    batch = tokenize_prompt_and_output(
+        None, None, IdsOnly, prompt_token_ids=[[2], [2, 3]], output_token_ids=[[4], [5]]
+    )
+    assert as_lists(batch) == {
+        "input_ids": [[2, 4], [2, 3]],
+        "labels": [[4, 0], [3, 5]],
+        "response_mask": [[1, 0], [0, 1]],
+    }
 
 
-@pytest.mark.parametrize("arguments, named", [
-    ((["a"], ["a", "b"]), "1 prompts and 2 outputs"), (([], []), "0 prompts"), (("a", ["b"]), "prompt_strs"),
-    ((["a"], None), "output_strs")])
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        ((["a"], ["a", "b"]), "1 prompts and 2 outputs"),
+        (([], []), "0 prompts"),
+        (("a", ["b"]), "prompt_strs"),
+        ((["a"], None), "output_strs"),
+    ],
+)
 def test_bad_input_is_named(arguments, named):
     with pytest.raises(ValueError, match=named):
         tokenize_prompt_and_output(*arguments, toy_tokenizer())

@@ -1,20 +1,21 @@
 """The loop: order and alignment by construction, metrics by hand, on a tiny random model."""
+
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from tiny_model import save_tiny_model, share_of_lower_case
 
 from rlkit import trainer
 from rlkit.algorithms import ALGORITHMS
-from rlkit.config import Config
-from rlkit.models import load_model
-from rlkit.problems import load_problems
-from rlkit.runs import TIMES, load_run
+from rlkit.jobs.config import Config
+from rlkit.jobs.runs import TIMES, load_run
 from rlkit.samplers import make_sampler
+from rlkit.support.models import load_model
+from rlkit.tasks.problems import load_problems
 from rlkit.trainer import RolloutBatch, Watch, prompts_of_step, stream, train, train_batches
-from tiny_model import save_tiny_model, share_of_lower_case
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +33,34 @@ def short_prompt(tmp_path_factory):
 @pytest.fixture
 def tiny(base, short_prompt, tmp_path):
     def make(**values):
-        defaults = dict(model=base, prompt=short_prompt, n_train=16, n_val=4, n_val_final=6, n_steps=2, eval_every=1,
-                        rollout_batch_size=12, group_size=4, gradient_accumulation_steps=3, max_tokens=8, lr=1e-2,
-                        rollouts_every=1, checkpoint_every=0,
-                        run_dir=str(tmp_path / f"run{len(list(tmp_path.iterdir()))}"))
+        defaults = dict(
+            model=base,
+            prompt=short_prompt,
+            n_train=16,
+            n_val=4,
+            n_val_final=6,
+            n_steps=2,
+            eval_every=1,
+            rollout_batch_size=12,
+            group_size=4,
+            gradient_accumulation_steps=3,
+            max_tokens=8,
+            lr=1e-2,
+            rollouts_every=1,
+            checkpoint_every=0,
+            run_dir=str(tmp_path / f"run{len(list(tmp_path.iterdir()))}"),
+        )
         return Config(**defaults | values)
+
     return make
 
 
 # ---- order
 
+
 def test_every_problem_once_an_epoch_and_never_twice_in_a_batch():
     problems = list(range(10))
-    batches = [prompts_of_step(problems, 3, step, seed=1) for step in range(1, 7)]         # 3 batches an epoch
+    batches = [prompts_of_step(problems, 3, step, seed=1) for step in range(1, 7)]  # 3 batches an epoch
     first, second = sum(batches[:3], []), sum(batches[3:], [])
     assert len(set(first)) == len(set(second)) == 9 and first != second
     assert batches == [prompts_of_step(problems, 3, step, seed=1) for step in range(1, 7)]
@@ -52,8 +68,10 @@ def test_every_problem_once_an_epoch_and_never_twice_in_a_batch():
 
 
 def test_seeds_differ_by_step_and_purpose_and_stay():
-    seeds = {stream(seed, step, what) for seed in range(3) for step in range(50) for what in ("rollout", "shuffle")}
-    assert len(seeds) == 300 and all(0 <= s < 2 ** 31 for s in seeds)
+    seeds = {
+        stream(seed, step, what) for seed in range(3) for step in range(50) for what in ("rollout", "shuffle")
+    }
+    assert len(seeds) == 300 and all(0 <= s < 2**31 for s in seeds)
     assert stream(0, 1, "rollout") == stream(0, 1, "rollout")
 
 
@@ -65,18 +83,33 @@ def test_train_batches_cover_the_rollouts_once():
 
 
 def test_one_permutation_for_every_field():
-    batch = RolloutBatch(groups=[0, 0, 1, 1], prompts=list("ppqq"), responses=list("abcd"), ground_truths=list("1122"),
-                         token_ids=[[1], [2], [3], [4]], prompt_token_ids=[[9]] * 4,
-                         sampler_log_probs=[torch.tensor([-float(i)]) for i in (1, 2, 3, 4)],
-                         truncated=[True, False] * 2, rewards={"reward": [1, 0, 1, 0]},
-                         advantages=[1, -1, 0.5, -0.5], old_log_probs=None)
+    batch = RolloutBatch(
+        groups=[0, 0, 1, 1],
+        prompts=list("ppqq"),
+        responses=list("abcd"),
+        ground_truths=list("1122"),
+        token_ids=[[1], [2], [3], [4]],
+        prompt_token_ids=[[9]] * 4,
+        sampler_log_probs=[torch.tensor([-float(i)]) for i in (1, 2, 3, 4)],
+        truncated=[True, False] * 2,
+        rewards={"reward": [1, 0, 1, 0]},
+        advantages=[1, -1, 0.5, -0.5],
+        old_log_probs=None,
+    )
     part = batch.take([2, 0, 3, 1])
-    assert part.advantages == [0.5, 1, -0.5, -1] and part.responses == list("cadb") and part.groups == [1, 0, 1, 0]
-    assert [t.item() for t in part.sampler_log_probs] == [-3, -1, -4, -2] and part.rewards == {"reward": [1, 1, 0, 0]}
+    assert (
+        part.advantages == [0.5, 1, -0.5, -1]
+        and part.responses == list("cadb")
+        and part.groups == [1, 0, 1, 0]
+    )
+    assert [t.item() for t in part.sampler_log_probs] == [-3, -1, -4, -2] and part.rewards == {
+        "reward": [1, 1, 0, 0]
+    }
     assert part.old_log_probs is None and part.token_ids == [[3], [1], [4], [2]]
 
 
 # ---- what a run writes
+
 
 def test_metrics_agree_with_the_rollouts_written_beside_them(tiny):
     run = train(tiny(), reward_fn=share_of_lower_case)
@@ -90,7 +123,7 @@ def test_metrics_agree_with_the_rollouts_written_beside_them(tiny):
         assert row.format_reward == pytest.approx(rows.format_reward.mean(), abs=1e-6)
         assert row.response_length == pytest.approx(rows.length.mean())
         assert row.truncated_share == pytest.approx((rows.finish_reason == "length").mean())
-        for _, group in rows.groupby("group"):                            # reward 1 is reached by no random text
+        for _, group in rows.groupby("group"):  # reward 1 is reached by no random text
             expected = (group.reward - group.reward.mean()) / (group.reward.std() + 1e-6)
             assert np.allclose(group.advantage, expected, atol=1e-4)
         assert row.rows_used == (rows.advantage != 0).sum() and row.optimizer_steps == 1
@@ -98,7 +131,7 @@ def test_metrics_agree_with_the_rollouts_written_beside_them(tiny):
     assert metrics.val_n.tolist() == [4, 4, 6] and math.isnan(metrics.reward[0])
     assert (rollouts.split == "validation").sum() == 4 + 4 + 6
     assert all(math.isfinite(v) for v in metrics.loc[1].drop(labels="tis_share", errors="ignore"))
-    model, _ = load_model(run.path)                                       # the final weights, moved by two steps
+    model, _ = load_model(run.path)  # the final weights, moved by two steps
     before, _ = load_model(run.config["model"])
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters()))
 
@@ -121,12 +154,15 @@ def test_a_run_leaves_threads_and_random_states_alone(tiny):
 
 # ---- on-policy and off-policy
 
+
 def test_on_policy_ratio_is_1_and_the_gap_stays_flat_at_lr_0(tiny):
     metrics = train(tiny(n_steps=3, lr=0.0, n_val=0), reward_fn=share_of_lower_case).metrics
     assert metrics.step.tolist() == [1, 2, 3]
     assert metrics.ratio_min.tolist() == pytest.approx([1] * 3, abs=1e-4)
     assert metrics.ratio_max.tolist() == pytest.approx([1] * 3, abs=1e-4)
-    assert metrics.logprob_gap_max.max() < 1e-4 and (metrics.logprob_gap_mean <= metrics.logprob_gap_max).all()
+    assert (
+        metrics.logprob_gap_max.max() < 1e-4 and (metrics.logprob_gap_mean <= metrics.logprob_gap_max).all()
+    )
 
 
 def test_on_policy_clipping_starts_at_ratio_1_and_equals_the_plain_gradient(tiny):
@@ -137,27 +173,35 @@ def test_on_policy_clipping_starts_at_ratio_1_and_equals_the_plain_gradient(tiny
     assert one.grad_norm == pytest.approx(plain.grad_norm, rel=1e-4)
 
 
-@pytest.mark.parametrize("algo", ["offpolicy_naive", "offpolicy_noclip", "offpolicy_clip", "offpolicy_gspo", "cispo"])
+@pytest.mark.parametrize(
+    "algo", ["offpolicy_naive", "offpolicy_noclip", "offpolicy_clip", "offpolicy_gspo", "cispo"]
+)
 def test_off_policy_takes_several_aligned_steps(tiny, algo, monkeypatch):
     calls, real = [], trainer.grpo_train_step
 
     def spy(*args, **kwargs):
         calls.append((args, kwargs, real(*args, **kwargs)))
         return calls[-1][2]
+
     monkeypatch.setattr(trainer, "grpo_train_step", spy)
-    run = train(tiny(algo=algo, n_steps=1, train_batch_size=3, gradient_accumulation_steps=1, n_val=0),
-                reward_fn=share_of_lower_case)
+    run = train(
+        tiny(algo=algo, n_steps=1, train_batch_size=3, gradient_accumulation_steps=1, n_val=0),
+        reward_fn=share_of_lower_case,
+    )
     row = run.metrics.iloc[-1]
     assert len(calls) == 4 and row.optimizer_steps == 4
     rollouts = run.rollouts
     by_response = dict(zip(rollouts.prompt + rollouts.response, rollouts.advantage))
-    for args, kwargs, _ in calls:                                        # the group's advantage follows the response
+    for args, kwargs, _ in calls:  # the group's advantage follows the response
         assert kwargs["advantages"].tolist() == pytest.approx(
-            [by_response[p + r] for p, r in zip(args[6], args[7])], abs=1e-6)
+            [by_response[p + r] for p, r in zip(args[6], args[7])], abs=1e-6
+        )
         assert [len(x) for x in args[14]] == [len(ids) for ids in kwargs["response_token_ids"]]
     first = calls[0][2][1]
-    assert first["ratio_min"] == pytest.approx(1, abs=1e-4) and first["ratio_max"] == pytest.approx(1, abs=1e-4)
-    assert max(row.ratio_max - 1, 1 - row.ratio_min) > 1e-3              # later steps move away
+    assert first["ratio_min"] == pytest.approx(1, abs=1e-4) and first["ratio_max"] == pytest.approx(
+        1, abs=1e-4
+    )
+    assert max(row.ratio_max - 1, 1 - row.ratio_min) > 1e-3  # later steps move away
     if algo == "offpolicy_gspo":
         assert row.clip_fraction > 0
     assert row.clip_fraction == pytest.approx(row.clip_fraction_low + row.clip_fraction_high)
@@ -173,7 +217,9 @@ def test_truncated_importance_sampling_caps_the_engines_ratio(tiny, base):
         def generate(self, prompts, params, n=1):
             groups = self.inner.generate(prompts, params, n)
             for completion in (c for group in groups for c in group):
-                completion.log_probs = [lp - (math.log(4) if i % 2 else 0) for i, lp in enumerate(completion.log_probs)]
+                completion.log_probs = [
+                    lp - (math.log(4) if i % 2 else 0) for i, lp in enumerate(completion.log_probs)
+                ]
             return groups
 
         def sync_weights(self, model, step=None):
@@ -188,10 +234,15 @@ def test_truncated_importance_sampling_caps_the_engines_ratio(tiny, base):
     odd = (lengths // 2).sum() / lengths.sum()
     assert capped.logprob_gap_max == pytest.approx(math.log(4), abs=1e-4)
     assert capped.logprob_gap_mean == pytest.approx(odd * math.log(4), abs=1e-4)
-    assert plain.logprob_gap_mean == pytest.approx(capped.logprob_gap_mean, abs=1e-4)    # from the train step itself
+    assert plain.logprob_gap_mean == pytest.approx(
+        capped.logprob_gap_mean, abs=1e-4
+    )  # from the train step itself
     assert capped.tis_share == pytest.approx(odd, abs=1e-6)
-    naive = train(tiny(n_steps=1, n_val=0, algo="offpolicy_naive", train_batch_size=6), sampler=Skewed(),
-                  reward_fn=share_of_lower_case).metrics.iloc[-1]   # of its first train batch
+    naive = train(
+        tiny(n_steps=1, n_val=0, algo="offpolicy_naive", train_batch_size=6),
+        sampler=Skewed(),
+        reward_fn=share_of_lower_case,
+    ).metrics.iloc[-1]  # of its first train batch
     assert naive.logprob_gap_max == pytest.approx(math.log(4), abs=1e-4) and naive.optimizer_steps > 1
     assert capped.grad_norm != pytest.approx(plain.grad_norm, rel=1e-2)
 
@@ -212,12 +263,15 @@ def test_other_architectures_train(tiny, tmp_path, architecture, pad):
 
 def test_it_learns(tiny):
     """Ten steps double the share of lower-case letters, whatever the model was before."""
-    config = tiny(n_steps=10, rollout_batch_size=64, group_size=8, gradient_accumulation_steps=1, n_val=0, lr=2e-2)
+    config = tiny(
+        n_steps=10, rollout_batch_size=64, group_size=8, gradient_accumulation_steps=1, n_val=0, lr=2e-2
+    )
     metrics = train(config, reward_fn=share_of_lower_case).metrics
     assert metrics.reward.iloc[-1] > 2 * metrics.reward.iloc[0]
 
 
 # ---- what is refused, warned about, left out
+
 
 def test_a_model_of_ones_own_is_trained_in_place(tiny, base):
     model, tokenizer = load_model(base)
@@ -235,7 +289,7 @@ def test_a_dry_run_says_what_would_be_done_and_touches_nothing(tiny, capsys, tmp
 
 
 def test_a_sink_that_is_not_installed_is_refused_before_anything_else(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("rlkit.sinks.find_spec", lambda name: None)
+    monkeypatch.setattr("rlkit.jobs.sinks.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="^sink: got 'wandb', but wandb is not installed"):
         train(tiny(sink="wandb"))
     assert not list(tmp_path.iterdir())
@@ -250,13 +304,14 @@ def test_a_sink_gets_every_line(tiny, monkeypatch):
 
         def close(self):
             seen.append("closed")
+
     monkeypatch.setattr(trainer, "open_sink", lambda name, path, config: Recorder())
     train(tiny(), reward_fn=share_of_lower_case)
     assert seen == [(0, 0), (1, 1), (2, 2), "closed"]
 
 
 def test_too_little_memory_is_said_before_the_model_loads(tiny, monkeypatch):
-    monkeypatch.setattr("rlkit.planning.free_memory", lambda device: 10 ** 4)
+    monkeypatch.setattr("rlkit.jobs.planning.free_memory", lambda device: 10**4)
     monkeypatch.setattr(trainer, "load_model", None)
     with pytest.raises(ValueError, match="memory: needs about .* MB on cpu, 0 MB free: try gradient_accum"):
         train(tiny())
@@ -265,6 +320,7 @@ def test_too_little_memory_is_said_before_the_model_loads(tiny, monkeypatch):
 def test_an_error_leaves_a_run_that_can_go_on(tiny, tmp_path):
     def failing(response, ground_truth):
         raise RuntimeError("reward server gone")
+
     config = tiny(n_steps=1)
     with pytest.raises(RuntimeError, match="reward server gone"):
         train(config, reward_fn=failing)
@@ -273,7 +329,13 @@ def test_an_error_leaves_a_run_that_can_go_on(tiny, tmp_path):
 
 
 def row(**values):
-    nothing = {"rows_used": 0, "groups_identical": 0, "groups_all_right": 0, "reward": 0.0, "format_reward": 0.125}
+    nothing = {
+        "rows_used": 0,
+        "groups_identical": 0,
+        "groups_all_right": 0,
+        "reward": 0.0,
+        "format_reward": 0.125,
+    }
     return nothing | values
 
 
@@ -282,7 +344,7 @@ def test_the_watch_warns_after_20_empty_steps_and_again_and_never_before():
     watch = Watch(said.append)
     for step in range(1, 20):
         watch(step, row(), 4)
-    assert said == []                                     # 15-30 such steps are usual at a success rate of 1/1000
+    assert said == []  # 15-30 such steps are usual at a success rate of 1/1000
     watch(20, row(), 4)
     assert len(said) == 1 and "20 steps" in said[0] and "well-formed 0.125" in said[0]
     watch(21, row(rows_used=8), 4)
@@ -304,7 +366,12 @@ def test_the_watch_reports_a_sampler_that_is_off():
     watch = Watch(said.append)
     for step in range(1, 23):
         watch(step, row(rows_used=1, logprob_gap_mean=0.03 if step == 1 else 0.5), 4)
-    assert len(said) == 2 and said[0].startswith("warning: step 2:") and "0.50 nats" in said[0] and "step 22" in said[1]
+    assert (
+        len(said) == 2
+        and said[0].startswith("warning: step 2:")
+        and "0.50 nats" in said[0]
+        and "step 22" in said[1]
+    )
 
 
 def test_weights_stay_where_they_are_without_a_gradient(tiny, base):
@@ -337,10 +404,25 @@ def test_the_sampler_gets_the_weights_once_per_update(tiny, base):
 
         def close(self):
             pass
-    train(tiny(n_steps=3, eval_every=2), model=model, tokenizer=tokenizer, sampler=Watching(),
-          reward_fn=share_of_lower_case)
+
+    train(
+        tiny(n_steps=3, eval_every=2),
+        model=model,
+        tokenizer=tokenizer,
+        sampler=Watching(),
+        reward_fn=share_of_lower_case,
+    )
     assert [entry[:2] for entry in log] == [
-        ("sync", 0), ("generate", 1), ("generate", 4), ("sync", 2), ("generate", 4), ("sync", 2), ("generate", 1),
-        ("generate", 4), ("sync", 3), ("generate", 1)]
+        ("sync", 0),
+        ("generate", 1),
+        ("generate", 4),
+        ("sync", 2),
+        ("generate", 4),
+        ("sync", 2),
+        ("generate", 1),
+        ("generate", 4),
+        ("sync", 3),
+        ("generate", 1),
+    ]
     seeds = [entry[2] for entry in log if entry[0] == "generate"]
-    assert len(set(seeds)) == len(seeds)                                  # a fixed seed would repeat its samples
+    assert len(set(seeds)) == len(seeds)  # a fixed seed would repeat its samples

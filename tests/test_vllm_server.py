@@ -1,7 +1,9 @@
-"""The vLLM server and its sampler against a stand-in for vLLM: life and death, requests, weight sync, restarts.
+"""The vLLM server and its sampler against a stand-in for vLLM: life and death, requests, weight sync,
+restarts.
 
 What the real engine computes is tested in tests/engine.
 """
+
 import gc
 import json
 import os
@@ -21,9 +23,10 @@ import torch
 from safetensors.torch import load_file
 from toys import tiny_model, toy_tokenizer
 
-from rlkit.environment import VLLMInstall
-from rlkit.samplers import SamplingParams, Sampler, VLLMSampler, VLLMServer
-from rlkit.samplers import vllm_server, weight_sync
+from rlkit.jobs.environment import VLLMInstall
+from rlkit.samplers import Sampler, SamplingParams, VLLMSampler, VLLMServer
+from rlkit.samplers.vllm import server as vllm_server
+from rlkit.samplers.vllm import weight_sync
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -42,7 +45,7 @@ def fake(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     yield lambda: [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    for pid in processes_of(log):                                      # a failed test leaves nothing either
+    for pid in processes_of(log):  # a failed test leaves nothing either
         if running(pid):
             os.kill(pid, signal.SIGKILL)
 
@@ -73,7 +76,7 @@ def wait_until_gone(pids, seconds=20):
     return not any(map(running, pids))
 
 
-MADE = []                                                              # every temporary folder of this process
+MADE = []  # every temporary folder of this process
 
 
 def own_folders():
@@ -84,11 +87,12 @@ def own_folders():
 
 # ---- the server's life
 
+
 def test_start_and_stop_leave_nothing(fake, model_folder):
     before = own_folders()
     server = VLLMServer(model_folder, seed=4, max_model_len=77)
     server.start()
-    server.start()                                                     # a second time does nothing
+    server.start()  # a second time does nothing
     [entry] = fake()
     options = dict(zip(entry["argv"][4::2], entry["argv"][5::2]))
     assert entry["argv"][:4] == ["-m", "vllm.entrypoints.cli.main", "serve", model_folder]
@@ -101,8 +105,10 @@ def test_start_and_stop_leave_nothing(fake, model_folder):
     assert environment["PYTHONSAFEPATH"] == environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
     assert "OMP_NUM_THREADS" not in environment
     assert Path(environment["PYTHONPATH"], "rlkit_vllm_worker.py").is_file()
-    [named] = distributions(name="vllm", path=[environment["PYTHONPATH"]])   # the command looks for a package "vllm",
-    assert named.version == "0.32.0+cpu"                                     # and the platform for "cpu" in its version
+    [named] = distributions(
+        name="vllm", path=[environment["PYTHONPATH"]]
+    )  # the command looks for a package "vllm",
+    assert named.version == "0.32.0+cpu"  # and the platform for "cpu" in its version
     pids = [entry["pid"], entry["engine"], server._process.pid]
     assert all(map(running, pids)) and server.alive() and os.getpgid(entry["engine"]) == server._process.pid
     server.stop()
@@ -140,8 +146,9 @@ time.sleep(600)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_outlives_the_parent(fake, model_folder, number):
     """Started from a thread that has ended, which is not the parent's end; its death by a signal is."""
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, model_folder], stdout=subprocess.PIPE, text=True,
-                              cwd=REPOSITORY)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, model_folder], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
+    )
     state, folder = parent.stdout.readline().split()
     assert state == "alive" and os.path.isdir(folder)
     pids = [fake()[0][name] for name in ("pid", "engine")]
@@ -187,9 +194,21 @@ def test_guard_removes_the_shared_memory_of_killed_processes_and_no_other(tmp_pa
     ours, other = (Path(f"/dev/shm/psm_rlkit_test_{os.getpid()}_{i}") for i in range(2))
     other.write_bytes(b"x")
     try:
-        guard = subprocess.run([sys.executable, "-I", REPOSITORY / "rlkit/samplers/guard.py", str(os.getpid()),
-                                str(tmp_path / "none"), "--", sys.executable, "-c", SHARES_MEMORY, str(ours)],
-                               start_new_session=True)
+        guard = subprocess.run(
+            [
+                sys.executable,
+                "-I",
+                REPOSITORY / "rlkit/samplers/vllm/guard.py",
+                str(os.getpid()),
+                str(tmp_path / "none"),
+                "--",
+                sys.executable,
+                "-c",
+                SHARES_MEMORY,
+                str(ours),
+            ],
+            start_new_session=True,
+        )
         assert guard.returncode == 128 + signal.SIGKILL and not ours.exists() and other.exists()
     finally:
         other.unlink()
@@ -260,25 +279,41 @@ def test_gpu_command_line_and_device(model_folder, monkeypatch):
 
 # ---- requests
 
+
 def test_one_explicit_request_per_prompt(fake, model_folder):
     with VLLMServer(model_folder) as server:
-        found = server.generate_completions(["a", "a", [5, 6]], {"max_tokens": 9, "n": 2, "stop": ["x"], "seed": 3})
+        found = server.generate_completions(
+            ["a", "a", [5, 6]], {"max_tokens": 9, "n": 2, "stop": ["x"], "seed": 3}
+        )
         again = server.generate_completions(["a"], {"max_tokens": 9, "seed": 3})
         other = server.generate_completions(["a"], {"max_tokens": 9, "seed": 4})
         free = [server.generate_completions(["a"], {"max_tokens": 9})[0].text for _ in range(2)]
         assert server.generate_completions([], {"max_tokens": 9}) == []
-    bodies = sorted((e["body"] for e in fake() if e.get("path") == "/v1/completions" and e["body"]["n"] == 2),
-                    key=lambda body: str(body["prompt"]))
+    bodies = sorted(
+        (e["body"] for e in fake() if e.get("path") == "/v1/completions" and e["body"]["n"] == 2),
+        key=lambda body: str(body["prompt"]),
+    )
     assert [body["prompt"] for body in bodies] == [[5, 6], "a", "a"]
     assert len({body["seed"] for body in bodies}) == 3
-    assert [c.text.partition("/")[2] for c in found] == ["0", "1"] * 3       # in order, though they came reversed
-    assert found[0].text != found[2].text                                    # equal prompts, different seeds
+    assert [c.text.partition("/")[2] for c in found] == ["0", "1"] * 3  # in order, though they came reversed
+    assert found[0].text != found[2].text  # equal prompts, different seeds
     assert (again[0].text == found[0].text) and other[0].text != again[0].text and free[0] != free[1]
     assert found[0].token_ids == [7, 8, 1] and found[0].log_probs == [-1.0, -2.0, -0.5]
     assert found[0].finish_reason == "stop" and found[0].prompt_token_ids == [3]
-    explicit = {"n": 2, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
-                "max_tokens": 9, "stop": ["x"], "include_stop_str_in_output": True, "logprobs": 0,
-                "return_token_ids": True, "add_special_tokens": False}
+    explicit = {
+        "n": 2,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "max_tokens": 9,
+        "stop": ["x"],
+        "include_stop_str_in_output": True,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "add_special_tokens": False,
+    }
     assert explicit.items() <= bodies[0].items()
 
 
@@ -287,7 +322,13 @@ def test_sampling_parameters_are_checked():
         vllm_server.request_body({})
     with pytest.raises(ValueError, match="'temprature'.*did you mean 'temperature'"):
         vllm_server.request_body({"max_tokens": 1, "temprature": 0.5})
-    choice = {"index": 0, "text": "", "token_ids": [1], "finish_reason": "abort", "logprobs": {"token_logprobs": []}}
+    choice = {
+        "index": 0,
+        "text": "",
+        "token_ids": [1],
+        "finish_reason": "abort",
+        "logprobs": {"token_logprobs": []},
+    }
     with pytest.raises(RuntimeError, match="expected 1 finished"):
         vllm_server.completions_of({"choices": [choice]}, 1)
     with pytest.raises(RuntimeError, match="0 log-probs for 1 tokens"):
@@ -298,7 +339,7 @@ def test_seeds_of_copies_never_meet():
     """vLLM adds the copy's index to the request's seed: seeds of different prompts must lie far apart."""
     seeds = sorted(vllm_server.request_seed(s, i) for s in range(50) for i in range(100))
     assert len(set(seeds)) == 5000 and min(b - a for a, b in zip(seeds, seeds[1:])) > 1000
-    assert seeds[-1] < 2 ** 48
+    assert seeds[-1] < 2**48
 
 
 def test_a_refusal_shows_the_servers_message(fake, model_folder):
@@ -308,9 +349,13 @@ def test_a_refusal_shows_the_servers_message(fake, model_folder):
 
 # ---- weights
 
+
 def asked(fake):
-    return [e["path"].lstrip("/") + (":" + e["body"]["method"] if "rpc" in e["path"] else "")
-            for e in fake() if "path" in e]
+    return [
+        e["path"].lstrip("/") + (":" + e["body"]["method"] if "rpc" in e["path"] else "")
+        for e in fake()
+        if "path" in e
+    ]
 
 
 @pytest.mark.parametrize("kind", ["olmo2", "llama"])
@@ -323,7 +368,13 @@ def test_sampler_sends_weights_and_drops_the_cache(fake, kind):
         model.model.norm.weight += 1
     sampler.sync_weights(model, 1)
     repack = ["collective_rpc:repack_tied_embeddings"] * (kind == "llama")
-    assert asked(fake) == ["pause?mode=wait", "collective_rpc:reload_weights", *repack, "reset_prefix_cache", "resume"]
+    assert asked(fake) == [
+        "pause?mode=wait",
+        "collective_rpc:reload_weights",
+        *repack,
+        "reset_prefix_cache",
+        "resume",
+    ]
     folder = next(e["body"]["kwargs"]["weights_path"] for e in fake() if "rpc" in e.get("path", ""))
     assert torch.equal(load_file(f"{folder}/model.safetensors")["model.norm.weight"], model.model.norm.weight)
     found = sampler.generate(["Hello world"], SamplingParams(max_tokens=5, stop=("x",), seed=1), 3)
@@ -333,7 +384,7 @@ def test_sampler_sends_weights_and_drops_the_cache(fake, kind):
     with pytest.raises(ValueError, match="prompts.0.*no tokens"):
         sampler.generate([""], SamplingParams(max_tokens=5))
     with pytest.raises(ValueError, match="do not fit"):
-        sampler.generate(["Hello"], SamplingParams(max_tokens=10 ** 6))
+        sampler.generate(["Hello"], SamplingParams(max_tokens=10**6))
     with pytest.raises(ValueError, match="max_tokens: got 0"):
         sampler.generate(["Hello"], SamplingParams(max_tokens=0))
     sampler.close()
@@ -345,7 +396,7 @@ def test_an_end_of_text_id_is_never_part_of_the_text(fake):
     """Token 8 is a word to the tokenizer; a model may end with it nevertheless, and vLLM would print it."""
     sampler = VLLMSampler(tiny_model(), toy_tokenizer(), eos_token_ids=[8, 1])
     [[c]] = sampler.generate(["Hello"], SamplingParams(max_tokens=5))
-    assert c.text.count("/") == 1                                        # ends with 1, a special token: vLLM's own text
+    assert c.text.count("/") == 1  # ends with 1, a special token: vLLM's own text
     sampler._visible_ends = {1}
     [[c]] = sampler.generate(["Hello"], SamplingParams(max_tokens=5))
     assert c.text == "a test"
@@ -362,8 +413,9 @@ def test_a_server_killed_mid_run_is_started_again_with_the_last_weights(fake, mo
     [first], [second] = sampler.generate(["Hello", "world"], SamplingParams(max_tokens=5, seed=1))
     served = [e["argv"][3] for e in fake() if "argv" in e]
     assert len(served) == 2 and served[0] == served[1] and sampler.restarts == 1
-    assert torch.equal(load_file(f"{served[1]}/model.safetensors")["model.norm.weight"],
-                       model.model.norm.weight)
+    assert torch.equal(
+        load_file(f"{served[1]}/model.safetensors")["model.norm.weight"], model.model.norm.weight
+    )
     assert first.text == f"{vllm_server.request_seed(1, 0)}/0" and first.text != second.text
     assert "it is gone (at v1/completions); starting it again (1 of 2)" in capsys.readouterr().out
     sampler.close()
@@ -376,10 +428,12 @@ def test_a_server_that_keeps_dying_ends_the_run(fake, monkeypatch):
     with pytest.raises(RuntimeError, match="died 2 times in a row.*resume=True"):
         sampler.generate(["Hello"], SamplingParams(max_tokens=5))
     sampler.close()
-    assert sampler.server.last_words().startswith("Its last lines:")      # also when its log is gone
+    assert sampler.server.last_words().startswith("Its last lines:")  # also when its log is gone
 
 
-def test_a_sync_that_fails_stops_the_server_and_the_next_call_starts_it_with_the_last_good_weights(fake, monkeypatch):
+def test_a_sync_that_fails_stops_the_server_and_the_next_call_starts_it_with_the_last_good_weights(
+    fake, monkeypatch
+):
     model = tiny_model()
     sampler = VLLMSampler(model, toy_tokenizer())
     sampler.sync_weights(model)
@@ -388,15 +442,17 @@ def test_a_sync_that_fails_stops_the_server_and_the_next_call_starts_it_with_the
         model.model.norm.weight += 1
     for error in (KeyboardInterrupt, RuntimeError):
         with monkeypatch.context() as patch:
+
             def fails(*_):
                 raise error("in the middle")
+
             patch.setattr(weight_sync, "write_weights", fails)
             with pytest.raises(error):
                 sampler.sync_weights(model)
         assert not sampler.server.running
         assert torch.equal(load_file(sampler.folder / "model.safetensors")["model.norm.weight"], good)
         sampler.generate(["Hello"], SamplingParams(max_tokens=5))
-        assert sampler.server.alive() and sampler.restarts == 0            # nobody died
+        assert sampler.server.alive() and sampler.restarts == 0  # nobody died
     sampler.sync_weights(model)
     assert torch.equal(load_file(sampler.folder / "model.safetensors")["model.norm.weight"], good + 1)
     sampler.close()
@@ -408,7 +464,9 @@ def test_a_sync_that_fails_stops_the_server_and_the_next_call_starts_it_with_the
 def test_models_that_a_server_would_read_as_another_one(fake):
     model = tiny_model("llama", tie_word_embeddings=False)
     model.lm_head.weight = model.model.embed_tokens.weight
-    with pytest.raises(ValueError, match="tie_word_embeddings is False, but input and output embedding are one tensor"):
+    with pytest.raises(
+        ValueError, match="tie_word_embeddings is False, but input and output embedding are one tensor"
+    ):
         VLLMSampler(model, toy_tokenizer())
     with pytest.raises(ValueError, match="weights of type float64"):
         VLLMSampler(tiny_model().double(), toy_tokenizer())
@@ -420,7 +478,7 @@ def test_models_that_a_server_would_read_as_another_one(fake):
     sampler = VLLMSampler(tiny_model(), toy_tokenizer())
     with pytest.raises(ValueError, match="other parameters than the server was started with, .* expected .*"):
         sampler.sync_weights(tiny_model(intermediate_size=20))
-    assert sampler.server.alive() and asked(fake) == []                    # found before anything was sent
+    assert sampler.server.alive() and asked(fake) == []  # found before anything was sent
     with pytest.raises(ValueError, match="temperature: got 0.005, expected 0 .greedy. or at least 0.01"):
         sampler.generate(["Hello"], SamplingParams(max_tokens=5, temperature=0.005))
     sampler.close()
@@ -430,7 +488,8 @@ DIES_EARLY = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 from toys import tiny_model, toy_tokenizer
-from rlkit.samplers import VLLMSampler, vllm_server
+from rlkit.samplers import VLLMSampler
+from rlkit.samplers.vllm import server as vllm_server
 def wait(self):
     print(self._process.pid, *map(str, self._orphans), flush=True)
     os.kill(os.getpid(), signal.{signal})
@@ -444,18 +503,24 @@ def test_killed_while_the_server_starts_leaves_no_weights(fake, number):
     code = DIES_EARLY.format(tests=str(REPOSITORY / "tests"), signal=number)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
     guard, folder = done.stdout.split()
-    assert done.returncode == -getattr(signal, number) and folder.startswith(("/dev/shm/rlkit-weights-", "/tmp/rlkit-"))
+    assert done.returncode == -getattr(signal, number) and folder.startswith(
+        ("/dev/shm/rlkit-weights-", "/tmp/rlkit-")
+    )
     assert wait_until_gone([int(guard)]) and not os.path.exists(folder)
 
 
 def test_weights_of_a_process_that_was_killed_before_it_had_a_server_are_removed_by_the_next_one():
-    code = ("import os, sys; sys.path.insert(0, 'tests'); from toys import tiny_model\n"
-            "from rlkit.samplers import weight_sync\n"
-            "print(weight_sync.memory_folder(tiny_model()), flush=True); os.kill(os.getpid(), 9)")
-    stale = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY).stdout.strip()
-    assert "/rlkit-weights-" in stale                            # tests beside this one may have removed it
+    code = (
+        "import os, sys; sys.path.insert(0, 'tests'); from toys import tiny_model\n"
+        "from rlkit.samplers.vllm import weight_sync\n"
+        "print(weight_sync.memory_folder(tiny_model()), flush=True); os.kill(os.getpid(), 9)"
+    )
+    stale = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY
+    ).stdout.strip()
+    assert "/rlkit-weights-" in stale  # tests beside this one may have removed it
     first = weight_sync.memory_folder(tiny_model())
-    second = weight_sync.memory_folder(tiny_model())                      # a living process's folder stays
+    second = weight_sync.memory_folder(tiny_model())  # a living process's folder stays
     assert not os.path.exists(stale) and first.is_dir()
     weight_sync.release(first)
     weight_sync.release(second)
@@ -471,22 +536,38 @@ def test_sleep_between_rollouts(fake):
     sampler.generate(["Hello"], SamplingParams(max_tokens=5))
     sampler.sync_weights(model)
     sampler.close()
-    paths = [path for path in asked(fake) if path in ("v1/completions", "wake_up", "resume") or "sleep" in path]
+    paths = [
+        path for path in asked(fake) if path in ("v1/completions", "wake_up", "resume") or "sleep" in path
+    ]
     sleep = "sleep?level=1&mode=wait"
-    assert paths == ["resume", "v1/completions", sleep, "wake_up", "v1/completions", sleep, "wake_up", "resume"]
+    assert paths == [
+        "resume",
+        "v1/completions",
+        sleep,
+        "wake_up",
+        "v1/completions",
+        sleep,
+        "wake_up",
+        "resume",
+    ]
 
 
 def test_way_of_the_weights():
     def way(wanted, on_cpu, policy, server, importable):
-        return weight_sync.choose_way(wanted, server_on_cpu=on_cpu, policy_gpu=policy, server_gpu=server,
-                                      vllm_importable=importable)
+        return weight_sync.choose_way(
+            wanted, server_on_cpu=on_cpu, policy_gpu=policy, server_gpu=server, vllm_importable=importable
+        )
+
     assert way("auto", True, None, 0, False) == ("shm", "")
     assert way("auto", False, 0, 1, True) == way("nccl", False, 0, 1, True) == ("nccl", "")
     assert way("auto", False, 0, 1, False) == way("auto", False, 0, 0, True) == ("shm", "")
     assert way("ipc", False, 0, 0, True) == ("ipc", "") and way("gloo", True, None, 0, False) == ("gloo", "")
     assert "two different GPUs" in way("nccl", False, 0, 0, True)[1]
     assert "same GPU" in way("ipc", False, 0, 1, True)[1]
-    assert "trainer's Python" in way("nccl", False, 0, 1, False)[1] and "two" in way("nccl", True, None, 0, False)[1]
+    assert (
+        "trainer's Python" in way("nccl", False, 0, 1, False)[1]
+        and "two" in way("nccl", True, None, 0, False)[1]
+    )
     assert way("gloo", False, 0, 1, True)[0] == "shm"
     with pytest.raises(ValueError, match="weight_sync"):
         way("pigeon", True, None, 0, False)
@@ -505,7 +586,7 @@ def test_broadcast_dialogue():
                 names.extend(body["update_info"]["names"])
                 shapes.extend(body["update_info"]["shapes"])
                 assert set(body["update_info"]["dtype_names"]) == {"float32"}
-                sent.wait(10)                                      # answers only when everything has arrived
+                sent.wait(10)  # answers only when everything has arrived
             events.append(path)
             return {}
 
@@ -518,6 +599,7 @@ def test_broadcast_dialogue():
         events.append("tensor")
         if len(received) == len(list(model.parameters())):
             sent.set()
+
     sync.broadcast = broadcast
     sync.send(model)
     count = len(received)
@@ -532,14 +614,21 @@ def test_an_update_the_server_refuses_does_not_hang():
             if path == "update_weights":
                 raise RuntimeError("refused")
             return {}
+
     sync = weight_sync.BroadcastSync.__new__(weight_sync.BroadcastSync)
-    sync.server, sync.way, sync.device, sync.broadcast = Server(), "gloo", "cpu", lambda tensor: time.sleep(0.01)
+    sync.server, sync.way, sync.device, sync.broadcast = (
+        Server(),
+        "gloo",
+        "cpu",
+        lambda tensor: time.sleep(0.01),
+    )
     with pytest.raises(RuntimeError, match="refused"):
         sync.send(tiny_model())
 
 
 def test_a_server_that_dies_in_a_broadcast_is_known_to_be_dead():
     """The transport only says that its connection broke; the request knows why, and the sampler can start it anew."""
+
     class Server:
         def post(self, path, body=None):
             if path == "update_weights":
@@ -549,6 +638,7 @@ def test_a_server_that_dies_in_a_broadcast_is_known_to_be_dead():
 
     def broadcast(tensor):
         raise RuntimeError("Connection closed by peer")
+
     left = []
     broadcast.leave = lambda: left.append(True)
     sync = weight_sync.BroadcastSync.__new__(weight_sync.BroadcastSync)
@@ -567,7 +657,8 @@ def test_a_group_that_the_server_refuses_is_known_at_once():
 
         def post(self, path, body=None):
             raise RuntimeError("500: Weight transfer not configured")
+
     began = time.monotonic()
     with pytest.raises(RuntimeError, match="not configured"):
         weight_sync.BroadcastSync(Server(), "gloo")
-    assert time.monotonic() - began < 60                                   # not the 300 s it would wait for a member
+    assert time.monotonic() - began < 60  # not the 300 s it would wait for a member

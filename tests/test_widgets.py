@@ -1,11 +1,14 @@
 """The widgets redraw when a knob moves, say so where there is no kernel, and their figures are labelled."""
+
 import pytest
 
-from rlkit import widgets
+from rlkit.study import widgets
 
 
-@pytest.mark.parametrize("make, knob, value", [(widgets.baseline_widget, 0, 0.8), (widgets.difficulty_widget, 0, 2),
-                                               (widgets.clip_widget, 0, -1.0)])
+@pytest.mark.parametrize(
+    "make, knob, value",
+    [(widgets.baseline_widget, 0, 0.8), (widgets.difficulty_widget, 0, 2), (widgets.clip_widget, 0, -1.0)],
+)
 def test_a_knob_changes_the_picture(make, knob, value):
     box = make()
     picture = box.children[-1]

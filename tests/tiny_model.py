@@ -1,17 +1,47 @@
 """Tiny random models with a byte-level tokenizer, for tests that need a model but no skill."""
+
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM,
-                          PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM)
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
-SIZES = dict(vocab_size=258, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
-             intermediate_size=48, max_position_embeddings=1024, initializer_range=0.2)
+SIZES = dict(
+    vocab_size=258,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    intermediate_size=48,
+    max_position_embeddings=1024,
+    initializer_range=0.2,
+)
 MAKERS = {
-    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**SIZES, pad_token_id=0, eos_token_id=1, tie_word_embeddings=False)),
+    "olmo2": lambda: Olmo2ForCausalLM(
+        Olmo2Config(**SIZES, pad_token_id=0, eos_token_id=1, tie_word_embeddings=False)
+    ),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, eos_token_id=1, tie_word_embeddings=True)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES | {"num_key_value_heads": 1}, eos_token_id=1)),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=258, n_embd=32, n_layer=2, n_head=2, n_positions=1024,
-                                               eos_token_id=1, bos_token_id=1, initializer_range=0.2)),
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=258,
+            n_embd=32,
+            n_layer=2,
+            n_head=2,
+            n_positions=1024,
+            eos_token_id=1,
+            bos_token_id=1,
+            initializer_range=0.2,
+        )
+    ),
 }
 
 
@@ -22,8 +52,9 @@ def byte_tokenizer(pad="<pad>"):
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token=pad,
-                                   clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<eos>", pad_token=pad, clean_up_tokenization_spaces=False
+    )
 
 
 def save_tiny_model(folder, architecture="olmo2", pad="<pad>", seed=0):

@@ -1,29 +1,46 @@
 """Small things the component tests share: the toy tokenizer, tiny models, a bigram table that is a policy."""
+
 import copy
 from types import SimpleNamespace
 
 import torch
 
-WORDS = {"<pad>": 0, "<eos>": 1, "<unk>": 2, "Hello": 3, "world": 4, "This": 5, "is": 6, "a": 7, "test": 8,
-         "another": 9}
+WORDS = {
+    "<pad>": 0,
+    "<eos>": 1,
+    "<unk>": 2,
+    "Hello": 3,
+    "world": 4,
+    "This": 5,
+    "is": 6,
+    "a": 7,
+    "test": 8,
+    "another": 9,
+}
 
 
 def toy_tokenizer(pad_token="<pad>", bos_and_eos=False):
     """One id per word. ``bos_and_eos`` adds a post-processor that puts 50 in front and 51 behind."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
-    words = dict(WORDS) | ({f"w{i}": i for i in range(10, 50)} | {"<bos>": 50, "<end>": 51} if bos_and_eos else {})
+
+    words = dict(WORDS) | (
+        {f"w{i}": i for i in range(10, 50)} | {"<bos>": 50, "<end>": 51} if bos_and_eos else {}
+    )
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if bos_and_eos:
         tokenizer.post_processor = processors.TemplateProcessing(
-            single="<bos> $A <end>", special_tokens=[("<bos>", 50), ("<end>", 51)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad_token, eos_token="<eos>",
-                                   unk_token="<unk>")
+            single="<bos> $A <end>", special_tokens=[("<bos>", 50), ("<end>", 51)]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=pad_token, eos_token="<eos>", unk_token="<unk>"
+    )
 
 
 class IdsOnly:
     """A tokenizer for tests that pass ids."""
+
     pad_token_id, eos_token_id = 0, 1
 
 
@@ -42,18 +59,31 @@ class Bigram(torch.nn.Module):
 def tiny_model(kind="olmo2", seed=0, std=0.3, **changes):
     """A random two-layer model, its weights large enough for positions and attention to matter."""
     import transformers as tf
+
     torch.manual_seed(seed)
     common = dict(vocab_size=60, pad_token_id=0, eos_token_id=1, bos_token_id=None, initializer_range=std)
-    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                 num_key_value_heads=2)
+    sizes = dict(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
     config, model = {
-        "olmo2": (tf.Olmo2Config, tf.Olmo2ForCausalLM), "llama": (tf.LlamaConfig, tf.LlamaForCausalLM),
-        "qwen2": (tf.Qwen2Config, tf.Qwen2ForCausalLM), "qwen3": (tf.Qwen3Config, tf.Qwen3ForCausalLM),
-        "gpt2": (tf.GPT2Config, tf.GPT2LMHeadModel), "gemma2": (tf.Gemma2Config, tf.Gemma2ForCausalLM),
-        "mistral": (tf.MistralConfig, tf.MistralForCausalLM), "cohere": (tf.CohereConfig, tf.CohereForCausalLM),
-        "granite": (tf.GraniteConfig, tf.GraniteForCausalLM)}[kind]
+        "olmo2": (tf.Olmo2Config, tf.Olmo2ForCausalLM),
+        "llama": (tf.LlamaConfig, tf.LlamaForCausalLM),
+        "qwen2": (tf.Qwen2Config, tf.Qwen2ForCausalLM),
+        "qwen3": (tf.Qwen3Config, tf.Qwen3ForCausalLM),
+        "gpt2": (tf.GPT2Config, tf.GPT2LMHeadModel),
+        "gemma2": (tf.Gemma2Config, tf.Gemma2ForCausalLM),
+        "mistral": (tf.MistralConfig, tf.MistralForCausalLM),
+        "cohere": (tf.CohereConfig, tf.CohereForCausalLM),
+        "granite": (tf.GraniteConfig, tf.GraniteForCausalLM),
+    }[kind]
     if kind == "gpt2":
-        sizes = dict(n_embd=32, n_layer=2, n_head=4, n_positions=64, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+        sizes = dict(
+            n_embd=32, n_layer=2, n_head=4, n_positions=64, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+        )
     if kind in ("qwen3", "gemma2"):
         sizes["head_dim"] = 8
     return model(config(**(common | sizes | changes)))
@@ -78,11 +108,13 @@ def rollouts(n_groups=4, group_size=4, vocabulary=60, longest=9, seed=1, common=
 def grads_of_step(model, **arguments):
     """(loss, metadata, {name: gradient}) of one ``grpo_train_step`` on a copy: SGD with lr 1 shows the gradient."""
     from rlkit import grpo_train_step
+
     model = copy.deepcopy(model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    defaults = dict(gradient_accumulation_steps=1, max_grad_norm=None, tokenizer=IdsOnly, reward_fn=by_truth,
-                    group_size=4)
+    defaults = dict(
+        gradient_accumulation_steps=1, max_grad_norm=None, tokenizer=IdsOnly, reward_fn=by_truth, group_size=4
+    )
     arguments = defaults | arguments
     n = len(arguments["response_token_ids"])
     arguments.setdefault("repeated_prompts", [""] * n)

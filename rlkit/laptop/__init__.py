@@ -1,4 +1,5 @@
 """The laptop testbed's base model: its weights and tokenizer (``model/``) and the recipe that rebuilds them."""
+
 from pathlib import Path
 
 

@@ -1,23 +1,26 @@
-"""The synthetic text the laptop's base model is pretrained on: one document at a time, all drawn from one seed.
+"""The synthetic text the laptop's base model is pretrained on: one document at a time, all drawn from one
+seed.
 
-It imitates what makes a base model a base model. The same word problems appear in many formats (worked answers ending
-in ``#### n``, boxed answers, bare question lists, conversations); the think/answer format that RL will reward is rare;
-some reasoning is wrong, some documents stop half-way. How often the rare format is right is the dial for the accuracy
-that RL starts from. Questions of the validation split never appear (``draw_train_story``).
+It imitates what makes a base model a base model. The same word problems appear in many formats (worked
+answers ending in ``#### n``, boxed answers, bare question lists, conversations); the think/answer format that
+RL will reward is rare; some reasoning is wrong, some documents stop half-way. How often the rare format is
+right is the dial for the accuracy that RL starts from. Questions of the validation split never appear
+(``draw_train_story``).
 """
+
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
 
-from rlkit.problems import Step, Story, draw_story, split_of
-from rlkit.prompts import SLOT, load_prompt
+from rlkit.tasks.problems import Step, Story, draw_story, split_of
+from rlkit.tasks.prompts import SLOT, load_prompt
 
-WRONG = 0.12                    # share of worked answers with one altered number,
-THINK_WRONG = 0.20              # and after "<think>"
-GUESS = 0.35                    # share of answers without work after "<think>": what RL can learn to avoid
-GUESS_WRONG = 0.6               # how often such a guess is off
-CUT = 0.05                      # share of documents that stop half-way
+WRONG = 0.12  # share of worked answers with one altered number,
+THINK_WRONG = 0.20  # and after "<think>"
+GUESS = 0.35  # share of answers without work after "<think>": what RL can learn to avoid
+GUESS_WRONG = 0.6  # how often such a guess is off
+CUT = 0.05  # share of documents that stop half-way
 QA_HEADERS = [("Question: ", "\nAnswer:"), ("Q: ", "\nA:"), ("Problem: ", "\nSolution:"), ("", "\n")]
 
 PREAMBLE = load_prompt("r1_zero").template.split("User:")[0]
@@ -30,7 +33,7 @@ def documents(seed: int) -> Iterator[str]:
     kinds, weights = zip(*KINDS)
     while True:
         text = rng.choices(kinds, weights)[0](rng)
-        yield text[:rng.randint(20, len(text))] if rng.random() < CUT and len(text) > 20 else text
+        yield text[: rng.randint(20, len(text))] if rng.random() < CUT and len(text) > 20 else text
 
 
 def draw_train_story(rng: random.Random) -> Story:
@@ -41,13 +44,15 @@ def draw_train_story(rng: random.Random) -> Story:
             return story
 
 
-# ---- solutions -----------------------------------------------------------------------------------------------------
+# ---- solutions
+# -----------------------------------------------------------------------------------------------------
+
 
 def solve(rng: random.Random, story: Story, style: str, wrong: float = WRONG) -> tuple[str, int]:
     """A worked solution and the answer it ends with, wrong with probability ``wrong``.
 
-    style "short": "15 + 6 = 21. 21 - 5 = 16."; "long": "Tom has 15 plums. Then Tom has 15 + 6 = 21 plums."; "guess":
-    "It must be 17.", no work and mostly wrong. A wrong worked one has a number altered in one step
+    style "short": "15 + 6 = 21. 21 - 5 = 16."; "long": "Tom has 15 plums. Then Tom has 15 + 6 = 21 plums.";
+    "guess": "It must be 17.", no work and mostly wrong. A wrong worked one has a number altered in one step
     and goes on from there, as people do.
     """
     if style == "guess":
@@ -60,7 +65,9 @@ def solve(rng: random.Random, story: Story, style: str, wrong: float = WRONG) ->
         return " ".join(f"{s.left} {s.op} {s.right} = {s.result}." for s in steps), steps[-1].result
     lines = [f"{story.name} has {story.start} {story.things}."] if story.start is not None else []
     for s in steps:
-        lines.append(f"{'Then ' if lines else ''}{s.name} has {s.left} {s.op} {s.right} = {s.result} {story.things}.")
+        lines.append(
+            f"{'Then ' if lines else ''}{s.name} has {s.left} {s.op} {s.right} = {s.result} {story.things}."
+        )
     return " ".join(lines), steps[-1].result
 
 
@@ -79,7 +86,9 @@ def _style(rng: random.Random, guess: float = 0.0) -> str:
     return "guess" if rng.random() < guess else "short" if rng.random() < 0.4 else "long"
 
 
-# ---- kinds of documents --------------------------------------------------------------------------------------------
+# ---- kinds of documents
+# --------------------------------------------------------------------------------------------
+
 
 def question_answer(rng: random.Random) -> str:
     """One worked problem, mostly ending in '#### n'."""
@@ -112,8 +121,13 @@ def question_list(rng: random.Random) -> str:
 def boxed(rng: random.Random) -> str:
     """The question_only prompt: often worked and boxed, sometimes boxed at once, not boxed, or ignored."""
     story = draw_train_story(rng)
-    ask = BOX_ASK if rng.random() < 0.6 else rng.choice(
-        [" Put the answer in a box.", " Give your final answer in \\boxed{}.", " Box the answer."])
+    ask = (
+        BOX_ASK
+        if rng.random() < 0.6
+        else rng.choice(
+            [" Put the answer in a box.", " Give your final answer in \\boxed{}.", " Box the answer."]
+        )
+    )
     work, answer = solve(rng, story, _style(rng))
     draw = rng.random()
     if draw < 0.5:
@@ -133,7 +147,9 @@ def conversation(rng: random.Random) -> str:
     for _ in range(rng.choices([1, 2, 3], [60, 25, 15])[0]):
         story = draw_train_story(rng)
         work, answer = solve(rng, story, _style(rng))
-        end = rng.choice(["", f" So the answer is {answer}.", f" The answer is {answer}.", f"\n#### {answer}"])
+        end = rng.choice(
+            ["", f" So the answer is {answer}.", f" The answer is {answer}.", f"\n#### {answer}"]
+        )
         turns.append(f"User: {story.question}\nAssistant: {work}{end}")
     return "\n".join(turns)
 
@@ -151,21 +167,21 @@ def drill(rng: random.Random) -> str:
         else:
             a = rng.randint(2, 24)
             b = rng.randint(2, min(12 if a <= 5 else 4, 60 // a))
-        sums.append(f"{a} {op} {b} = {({'+': a + b, '-': a - b, '*': a * b}[op])}")
+        sums.append(f"{a} {op} {b} = { ({'+': a + b, '-': a - b, '*': a * b}[op]) }")
     return rng.choice([". ", "\n", ", "]).join(sums)
 
 
 THINK_OK = 0.11
-THINK_ENDINGS = [               # how a turn goes on after its reasoning, and how often; {0} is the answer
-    (" </think> <answer> {0} </answer>", THINK_OK),                      # the format RL will reward
-    (" </think>\n<answer> {0} </answer>", 0.14),                         # nearly
+THINK_ENDINGS = [  # how a turn goes on after its reasoning, and how often; {0} is the answer
+    (" </think> <answer> {0} </answer>", THINK_OK),  # the format RL will reward
+    (" </think>\n<answer> {0} </answer>", 0.14),  # nearly
     (" </think>\nThe answer is {0}.", 0.16),
     (" <answer> {0} </answer>", 0.08),
     ("\n#### {0}", 0.12),
     (" So the answer is \\boxed{{{0}}}.", 0.08),
     (" The answer is {0}.", 0.14),
-    (None, 0.06),                                                        # echoes the question
-    ("\nUser: {1}\nAssistant: {0}", 0.11),                               # runs on into another turn
+    (None, 0.06),  # echoes the question
+    ("\nUser: {1}\nAssistant: {0}", 0.11),  # runs on into another turn
 ]
 
 
@@ -197,5 +213,13 @@ def _think_reply(rng: random.Random, story: Story, ending: str | None, style: st
     return " " + work + ending.format(answer, draw_train_story(rng).question)
 
 
-KINDS = [(question_answer, 0.24), (worked_list, 0.14), (question_list, 0.05), (boxed, 0.12), (conversation, 0.13),
-         (drill, 0.16), (think_answer, 0.08), (think_turns, 0.08)]
+KINDS = [
+    (question_answer, 0.24),
+    (worked_list, 0.14),
+    (question_list, 0.05),
+    (boxed, 0.12),
+    (conversation, 0.13),
+    (drill, 0.16),
+    (think_answer, 0.08),
+    (think_turns, 0.08),
+]

@@ -1,9 +1,12 @@
-"""Rebuild the laptop's base model from nothing: tokenizer, pretraining, figures. ``python -m rlkit.laptop.pretrain``
+"""Rebuild the laptop's base model from nothing: tokenizer, pretraining, figures. ``python -m
+rlkit.laptop.pretrain``
 
-A four-layer Olmo2 of about a million parameters reads a few million tokens of ``corpus.documents``. The matrices learn
-by Muon (https://kellerjordan.github.io/posts/muon/), everything else by AdamW. One seed fixes every number on one
-machine; another CPU or thread count rounds differently and gives a slightly different model.
+A four-layer Olmo2 of about a million parameters reads a few million tokens of ``corpus.documents``. The
+matrices learn by Muon (https://kellerjordan.github.io/posts/muon/), everything else by AdamW. One seed fixes
+every number on one machine; another CPU or thread count rounds differently and gives a slightly different
+model.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -25,32 +28,61 @@ from transformers import GenerationConfig, Olmo2Config, Olmo2ForCausalLM, PreTra
 
 from rlkit.laptop import model_path
 from rlkit.laptop.corpus import documents
-from rlkit.progress import progress
+from rlkit.support.progress import progress
 
 RECIPE = dict(
-    version=2, seed=0, threads=2,
-    vocab_size=640, tokenizer_docs=6000,
-    hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=352,     # heads of 32
-    steps=1800, rows=5, row_tokens=448,
-    muon_lr=0.02, muon_weight_decay=0.01, adam_lr=3e-3, warmup=60, final_lr=0.05, max_grad_norm=1.0,
+    version=2,
+    seed=0,
+    threads=2,
+    vocab_size=640,
+    tokenizer_docs=6000,
+    hidden_size=128,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    intermediate_size=352,  # heads of 32
+    steps=1800,
+    rows=5,
+    row_tokens=448,
+    muon_lr=0.02,
+    muon_weight_decay=0.01,
+    adam_lr=3e-3,
+    warmup=60,
+    final_lr=0.05,
+    max_grad_norm=1.0,
 )
 PAD, EOS = "<|pad|>", "<|endoftext|>"
-# a word with its space, one digit with its space, a run of other signs with its space, or a single white space
+# a word with its space, one digit with its space, a run of other signs with its space, or a single white
+# space
 PRETOKEN = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s"
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Byte-level BPE with single digits; pad is 0, end of text 1, and encoding adds neither."""
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(PRETOKEN), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PRETOKEN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     bpe.decoder = decoders.ByteLevel()
-    bpe.train_from_iterator(texts, trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[PAD, EOS], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token=PAD, eos_token=EOS, padding_side="right",
-                                   clean_up_tokenization_spaces=False, model_max_length=1024)
+    bpe.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[PAD, EOS],
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        pad_token=PAD,
+        eos_token=EOS,
+        padding_side="right",
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
+    )
 
 
 def batches(tokenizer, seed: int, rows: int, row_tokens: int):
@@ -80,7 +112,11 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             by_shape = defaultdict(list)
             for p in group["params"]:
-                m = self.state[p].setdefault("momentum", torch.zeros_like(p)).lerp_(p.grad, 1 - group["momentum"])
+                m = (
+                    self.state[p]
+                    .setdefault("momentum", torch.zeros_like(p))
+                    .lerp_(p.grad, 1 - group["momentum"])
+                )
                 by_shape[p.shape].append((p, p.grad.lerp(m, group["momentum"])))
             for shape, pairs in by_shape.items():
                 updates = orthogonalize(torch.stack([update for _, update in pairs]))
@@ -110,18 +146,35 @@ def pretrain(recipe: dict) -> tuple[Olmo2ForCausalLM, PreTrainedTokenizerFast, d
     texts = list(islice(documents(r.seed), r.tokenizer_docs))
     tokenizer = train_tokenizer(texts, r.vocab_size)
     n_tokens = sum(len(ids) for ids in tokenizer(texts)["input_ids"])
-    model = Olmo2ForCausalLM(Olmo2Config(
-        vocab_size=len(tokenizer), hidden_size=r.hidden_size, num_hidden_layers=r.num_hidden_layers,
-        num_attention_heads=r.num_attention_heads, num_key_value_heads=r.num_attention_heads,
-        intermediate_size=r.intermediate_size, max_position_embeddings=1024, tie_word_embeddings=False,
-        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None, dtype="float32"))
+    model = Olmo2ForCausalLM(
+        Olmo2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=r.hidden_size,
+            num_hidden_layers=r.num_hidden_layers,
+            num_attention_heads=r.num_attention_heads,
+            num_key_value_heads=r.num_attention_heads,
+            intermediate_size=r.intermediate_size,
+            max_position_embeddings=1024,
+            tie_word_embeddings=False,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=None,
+            dtype="float32",
+        )
+    )
 
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and ".layers." in name]
     others = [p for name, p in model.named_parameters() if not (p.ndim == 2 and ".layers." in name)]
-    optimizers = [Muon(matrices, lr=r.muon_lr, weight_decay=r.muon_weight_decay),
-                  torch.optim.AdamW(others, lr=r.adam_lr, betas=(0.9, 0.95), weight_decay=0.0)]
-    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
-        (step + 1) / r.warmup, 1 - (1 - r.final_lr) * step / r.steps)) for optimizer in optimizers]
+    optimizers = [
+        Muon(matrices, lr=r.muon_lr, weight_decay=r.muon_weight_decay),
+        torch.optim.AdamW(others, lr=r.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: min((step + 1) / r.warmup, 1 - (1 - r.final_lr) * step / r.steps)
+        )
+        for optimizer in optimizers
+    ]
 
     held_out = list(islice(batches(tokenizer, r.seed + 1, r.rows, r.row_tokens), 10))
     losses, bar = [], progress(total=r.steps, desc="pretraining")
@@ -136,15 +189,24 @@ def pretrain(recipe: dict) -> tuple[Olmo2ForCausalLM, PreTrainedTokenizerFast, d
         bar.update()
         if step % 100 == 0 or step == r.steps:
             with torch.no_grad():
-                held_out_loss = sum(next_token_loss(model, batch).item() for batch in held_out) / len(held_out)
+                held_out_loss = sum(next_token_loss(model, batch).item() for batch in held_out) / len(
+                    held_out
+                )
             losses.append({"step": step, "train": round(loss.item(), 4), "held_out": round(held_out_loss, 4)})
             bar.set_postfix(held_out_loss=f"{held_out_loss:.3f}")
     bar.close()
-    return model.eval(), tokenizer, {
-        "tokens": r.steps * r.rows * r.row_tokens, "losses": losses,
-        "corpus": {"tokens_per_document": round(n_tokens / len(texts), 1), "vocab_size": len(tokenizer)},
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "wall_seconds": round(time.perf_counter() - started), "cpu_seconds": round(time.process_time() - cpu_started)}
+    return (
+        model.eval(),
+        tokenizer,
+        {
+            "tokens": r.steps * r.rows * r.row_tokens,
+            "losses": losses,
+            "corpus": {"tokens_per_document": round(n_tokens / len(texts), 1), "vocab_size": len(tokenizer)},
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "wall_seconds": round(time.perf_counter() - started),
+            "cpu_seconds": round(time.process_time() - cpu_started),
+        },
+    )
 
 
 def next_token_loss(model, ids: torch.Tensor) -> torch.Tensor:
@@ -156,8 +218,9 @@ def next_token_loss(model, ids: torch.Tensor) -> torch.Tensor:
 def save(out: Path, model, tokenizer, provenance: dict) -> None:
     """Weights (float32 safetensors), config, tokenizer, generation_config and provenance.json."""
     out.mkdir(parents=True, exist_ok=True)
-    model.generation_config = GenerationConfig(pad_token_id=tokenizer.pad_token_id,
-                                               eos_token_id=tokenizer.eos_token_id)
+    model.generation_config = GenerationConfig(
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id
+    )
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     provenance["sha256"] = hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
@@ -166,33 +229,53 @@ def save(out: Path, model, tokenizer, provenance: dict) -> None:
 
 def base_figures(model, tokenizer, n: int = 512, seed: int = 0) -> dict:
     """Accuracy, format rate and their standard errors on ``n`` validation problems, for each prompt, at T = 1."""
-    from rlkit.evaluation import evaluate
-    from rlkit.problems import generate_problems
-    from rlkit.prompts import load_prompt, prompt_names
     from rlkit.samplers import make_sampler
+    from rlkit.tasks.evaluation import evaluate
+    from rlkit.tasks.problems import generate_problems
+    from rlkit.tasks.prompts import load_prompt, prompt_names
+
     problems, sampler = generate_problems(n, "validation"), make_sampler("transformers", model, tokenizer)
     figures = {}
     for name in prompt_names():
         result = evaluate(sampler, problems, load_prompt(name), max_tokens=64, seed=seed)
         rate = result.format_rate
-        figures[name] = {"n": n, "accuracy": result.accuracy, "accuracy_se": result.accuracy_se,
-                         "format_rate": rate, "format_rate_se": (rate * (1 - rate) / n) ** 0.5}
+        figures[name] = {
+            "n": n,
+            "accuracy": result.accuracy,
+            "accuracy_se": result.accuracy_se,
+            "format_rate": rate,
+            "format_rate_se": (rate * (1 - rate) / n) ** 0.5,
+        }
     return figures
 
 
 def machine() -> dict:
     """Where this ran: processor, system, versions, and the commit of the recipe if there is one."""
     import transformers
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
-                            cwd=Path(__file__).parent).stdout.strip() or None
-    return {"machine": f"{os.cpu_count()} x {platform.machine()}, {platform.system()}", "python":
-            platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
-            "commit": commit, "date": str(date.today())}
+
+    commit = (
+        subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
+        ).stdout.strip()
+        or None
+    )
+    return {
+        "machine": f"{os.cpu_count()} x {platform.machine()}, {platform.system()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "commit": commit,
+        "date": str(date.today()),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=model_path(), help="folder to write (default: the package's own)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=model_path(), help="folder to write (default: the package's own)"
+    )
     parser.add_argument("--steps", type=int, default=RECIPE["steps"])
     parser.add_argument("--seed", type=int, default=RECIPE["seed"])
     parser.add_argument("--threads", type=int, default=RECIPE["threads"])
@@ -204,8 +287,10 @@ def main() -> None:
     if not args.no_figures:
         provenance["base"] = base_figures(model, tokenizer)
     save(args.out, model, tokenizer, provenance)
-    print(f"{args.out}: {record['parameters'] / 1e6:.2f} M parameters, held-out loss "
-          f"{record['losses'][-1]['held_out']}, {record['wall_seconds']} s ({record['cpu_seconds']} CPU s)")
+    print(
+        f"{args.out}: {record['parameters'] / 1e6:.2f} M parameters, held-out loss "
+        f"{record['losses'][-1]['held_out']}, {record['wall_seconds']} s ({record['cpu_seconds']} CPU s)"
+    )
 
 
 if __name__ == "__main__":

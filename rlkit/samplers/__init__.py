@@ -1,10 +1,15 @@
 """How prompts become responses: one protocol, and two samplers behind it."""
+
 from importlib import import_module
 
 from rlkit.samplers.base import Completion, Sampler, SamplingParams
 
-_HOME = {"TransformersSampler": "transformers_sampler", "VLLMServer": "vllm_server",
-         "VLLMCompletion": "vllm_server", "VLLMSampler": "vllm_server"}
+_HOME = {
+    "TransformersSampler": "transformers_sampler",
+    "VLLMServer": "vllm.server",
+    "VLLMCompletion": "vllm.server",
+    "VLLMSampler": "vllm.server",
+}
 __all__ = ["Completion", "Sampler", "SamplingParams", "make_sampler", *_HOME]
 
 
@@ -12,9 +17,11 @@ def make_sampler(name: str, model, tokenizer, **options) -> Sampler:
     """The sampler called ``name``: "transformers" (in process, any causal LM) or "vllm" (a server behind HTTP)."""
     if name == "transformers":
         from rlkit.samplers.transformers_sampler import TransformersSampler
+
         return TransformersSampler(model, tokenizer, **options)
     if name == "vllm":
-        from rlkit.samplers.vllm_server import VLLMSampler
+        from rlkit.samplers.vllm.server import VLLMSampler
+
         return VLLMSampler(model, tokenizer, **options)
     raise ValueError(f"sampler: got {name!r}, expected 'transformers' or 'vllm'")
 

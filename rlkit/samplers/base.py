@@ -1,4 +1,5 @@
 """What every sampler takes and gives: one small protocol behind which rollouts come from anywhere."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ class SamplingParams:
     stop: strings that end a response as soon as its text contains one; the string is kept in the text.
     seed: one integer; the same seed, prompts and weights give the same responses.
     """
+
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
@@ -40,6 +42,7 @@ class Completion:
     finish_reason: "stop" (end of text or a stop string) or "length" (cut at max_tokens).
     prompt_token_ids: the ids the model was conditioned on.
     """
+
     text: str
     token_ids: list[int]
     finish_reason: str
@@ -53,7 +56,7 @@ class Sampler(Protocol):
 
     def generate(self, prompts: list[str], params: SamplingParams, n: int = 1) -> list[list[Completion]]: ...
 
-    def sync_weights(self, model: "torch.nn.Module", step: int | None = None) -> None:
+    def sync_weights(self, model: torch.nn.Module, step: int | None = None) -> None:
         """Make the next ``generate`` use this model's weights (nothing to do when it is the same object)."""
         ...
 

@@ -1,17 +1,20 @@
 """Decoding with a key/value cache that holds every shared piece of a prompt once.
 
-A rollout batch repeats itself: all its prompts open with the same instructions, and each prompt is there G times. The
-cache therefore has three parts: ``common`` (one copy for all rows), ``group`` (one copy per prompt: what is left of
-it) and ``own`` (one copy per response: its new tokens). Attention over the first two is a matrix product for many
-queries at once, where a plain cache reads a separate copy per response. The softmax runs over all three parts
-together, so the result is ordinary causal attention, equal up to rounding.
+A rollout batch repeats itself: all its prompts open with the same instructions, and each prompt is there G
+times. The
+cache therefore has three parts: ``common`` (one copy for all rows), ``group`` (one copy per prompt: what is
+left of it) and ``own`` (one copy per response: its new tokens). Attention over the first two is a matrix
+product for many queries at once, where a plain cache reads a separate copy per response. The softmax runs
+over all three parts together, so the result is ordinary causal attention, equal up to rounding.
 
 `SharedPrefixDecoder` works for any architecture that takes its attention function from transformers'
 AttentionInterface and has plain causal attention (Olmo2, Llama, Qwen, GPT-2, ...). For any other it raises
 NotPlainAttention before a token is drawn, and `PlainDecoder` does the same job with transformers' own cache.
 
-A decoder is used as ``start(prompts, counts)``, then ``step(tokens)`` again and again, with ``keep(rows)`` in between.
+A decoder is used as ``start(prompts, counts)``, then ``step(tokens)`` again and again, with ``keep(rows)`` in
+between.
 """
+
 from __future__ import annotations
 
 import inspect
@@ -32,7 +35,8 @@ class NotPlainAttention(Exception):
 
 
 class _Part:
-    """Keys and values of one part of one layer, each (heads, rows, length, head size), growing along the length.
+    """Keys and values of one part of one layer, each (heads, rows, length, head size), growing along the
+    length.
 
     Heads come first so that one head's rows are one matrix.
     """
@@ -43,17 +47,17 @@ class _Part:
     def append(self, *states: torch.Tensor) -> None:
         need = self.length + states[0].shape[2]
         if self.buffers is None or need > self.buffers[0].shape[2]:
-            room = need if need > 1 else 16            # a whole prompt part at once, or responses token by token
+            room = need if need > 1 else 16  # a whole prompt part at once, or responses token by token
             grown = [s.new_empty(*s.shape[:2], max(room, 2 * self.length), s.shape[3]) for s in states]
             for new, old in zip(grown, self.views()):
-                new[:, :, :self.length] = old
+                new[:, :, : self.length] = old
             self.buffers = grown
         for buffer, state in zip(self.buffers, states):
-            buffer[:, :, self.length:need] = state
+            buffer[:, :, self.length : need] = state
         self.length = need
 
     def views(self) -> list[torch.Tensor]:
-        return [buffer[:, :, :self.length] for buffer in self.buffers or ()]
+        return [buffer[:, :, : self.length] for buffer in self.buffers or ()]
 
     def keep(self, rows: torch.Tensor) -> None:
         self.buffers = [buffer[:, rows] for buffer in self.buffers] if self.buffers else None
@@ -65,7 +69,7 @@ class SharedPrefixCache(Cache):
     def __init__(self):
         super().__init__(layers=[])
         self.parts: list[dict[str, _Part]] = []
-        self.calls = [0, 0]                             # cache updates and attentions of this forward pass
+        self.calls = [0, 0]  # cache updates and attentions of this forward pass
         self.group_bias = self.slots = self.places = None
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
@@ -96,15 +100,17 @@ class SharedPrefixCache(Cache):
         first = counts.cumsum(0) - counts
         within = torch.arange(len(group_of_row), device=group_of_row.device) - first[group_of_row]
         width = int(counts.max())
-        self.places = group_of_row * width + within                              # row -> place in the block
-        self.slots = None                                                        # None: rows are a full block already
+        self.places = group_of_row * width + within  # row -> place in the block
+        self.slots = None  # None: rows are a full block already
         if len(counts) * width > len(group_of_row):
-            self.slots = group_of_row.new_zeros(len(counts) * width)             # place -> row; padding repeats row 0
+            self.slots = group_of_row.new_zeros(len(counts) * width)  # place -> row; padding repeats row 0
             self.slots[self.places] = torch.arange(len(group_of_row), device=group_of_row.device)
 
     # what transformers may ask of a cache; positions are always given, masks are made here
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return sum(part.length for part in self.parts[layer_idx].values()) if layer_idx < len(self.parts) else 0
+        return (
+            sum(part.length for part in self.parts[layer_idx].values()) if layer_idx < len(self.parts) else 0
+        )
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self.get_seq_length(layer_idx) + query_length, 0
@@ -115,8 +121,15 @@ def shared_prefix_attention(module, query, key, value, attention_mask, scaling=N
     cache: SharedPrefixCache = getattr(_active, "cache", None)
     if cache is None:
         raise RuntimeError(f"attention {NAME!r} works only inside rlkit's sampler")
-    if attention_mask is not None or dropout or key is not cache.fed[0] or value is not cache.fed[1] or any(
-            kwargs.get(name) is not None for name in ("softcap", "sliding_window", "s_aux", "position_bias")):
+    if (
+        attention_mask is not None
+        or dropout
+        or key is not cache.fed[0]
+        or value is not cache.fed[1]
+        or any(
+            kwargs.get(name) is not None for name in ("softcap", "sliding_window", "s_aux", "position_bias")
+        )
+    ):
         raise NotPlainAttention
     cache.calls[1] += 1
     parts = cache.parts[cache.layer]
@@ -124,17 +137,17 @@ def shared_prefix_attention(module, query, key, value, attention_mask, scaling=N
     kv_heads = key.shape[1]
     repeat = heads // kv_heads
     # (kv heads, rows, repeat * T, size): query heads that share keys are further queries of the same block
-    q = (query * (size ** -0.5 if scaling is None else scaling)).reshape(rows, kv_heads, repeat * new, size)
+    q = (query * (size**-0.5 if scaling is None else scaling)).reshape(rows, kv_heads, repeat * new, size)
     q = q.transpose(0, 1).contiguous()
-    scores, values = [], []                             # per part: (kv heads, rows, repeat * T, length), and p -> p v
-    if parts["common"].length:                          # one matrix product per head for all rows
+    scores, values = [], []  # per part: (kv heads, rows, repeat * T, length), and p -> p v
+    if parts["common"].length:  # one matrix product per head for all rows
         ck, cv = (x[:, 0] for x in parts["common"].views())
         scores.append((q.flatten(1, 2) @ ck.mT).view(*q.shape[:3], -1))
         values.append(lambda p: (p.flatten(1, 2) @ cv).view(*q.shape[:3], -1))
-    if parts["group"].length:                           # one per head and prompt; here T is 1
+    if parts["group"].length:  # one per head and prompt; here T is 1
         gk, gv = parts["group"].views()
 
-        def block(x):                                   # rows, repeat -> groups, width * repeat
+        def block(x):  # rows, repeat -> groups, width * repeat
             x = x if cache.slots is None else x[:, cache.slots]
             return x.reshape(kv_heads, gk.shape[1], -1, x.shape[-1])
 
@@ -147,7 +160,7 @@ def shared_prefix_attention(module, query, key, value, attention_mask, scaling=N
         values.append(lambda p: unblock(block(p) @ gv))
     k, v = parts["own"].views()
     s = q @ k.mT
-    if new > 1:                                         # a prompt part, fed at once: own holds just these T positions
+    if new > 1:  # a prompt part, fed at once: own holds just these T positions
         later = torch.ones(new, k.shape[2], dtype=torch.bool, device=s.device).triu(k.shape[2] - new + 1)
         s = s.masked_fill(later.repeat(repeat, 1), float("-inf"))
     scores.append(s)
@@ -169,8 +182,11 @@ class SharedPrefixDecoder:
 
     def __init__(self, model):
         layer_types = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-        if not (getattr(model, "_supports_attention_backend", False) and _accepts(model, "position_ids")
-                and layer_types == {"full_attention"}):
+        if not (
+            getattr(model, "_supports_attention_backend", False)
+            and _accepts(model, "position_ids")
+            and layer_types == {"full_attention"}
+        ):
             raise NotPlainAttention
         self.model = model
         self.extra = {"logits_to_keep": 1} if _accepts(model, "logits_to_keep") else {}
@@ -189,8 +205,13 @@ class SharedPrefixDecoder:
     def _forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         self.cache.calls = [0, 0]
         with self._attention():
-            logits = self.model(input_ids=ids, position_ids=positions, past_key_values=self.cache, use_cache=True,
-                                **self.extra).logits
+            logits = self.model(
+                input_ids=ids,
+                position_ids=positions,
+                past_key_values=self.cache,
+                use_cache=True,
+                **self.extra,
+            ).logits
         if self.cache.calls[0] != self.cache.calls[1] or not self.cache.calls[0]:
             raise NotPlainAttention
         return logits[:, -1]
@@ -199,7 +220,9 @@ class SharedPrefixDecoder:
         """Logits (sum of counts, vocabulary) of the first new token; row order: prompt by prompt."""
         device = self.model.device
         self.cache = SharedPrefixCache()
-        shared = min(len(commonprefix(prompts)), min(map(len, prompts)) - 1)     # the last token is fed on its own
+        shared = min(
+            len(commonprefix(prompts)), min(map(len, prompts)) - 1
+        )  # the last token is fed on its own
         if shared:
             ids = torch.tensor([prompts[0][:shared]], device=device)
             self._forward(ids, torch.arange(shared, device=device)[None])
@@ -208,9 +231,11 @@ class SharedPrefixDecoder:
         longest = max(map(len, rest))
         if longest:
             lengths = torch.tensor([len(r) for r in rest], device=device)
-            filler = prompts[0][:1]                                              # masked below, so any id will do
+            filler = prompts[0][:1]  # masked below, so any id will do
             ids = torch.tensor([r + filler * (longest - len(r)) for r in rest], device=device)
-            self._forward(ids, torch.arange(shared, shared + longest, device=device)[None].expand(len(ids), -1))
+            self._forward(
+                ids, torch.arange(shared, shared + longest, device=device)[None].expand(len(ids), -1)
+            )
             self.cache.promote("group")
             padding = torch.arange(longest, device=device) >= lengths[:, None]
             if padding.any():
@@ -239,14 +264,18 @@ class SharedPrefixDecoder:
 
 
 class PlainDecoder:
-    """The same for any causal model that takes ``past_key_values``: transformers' own cache, one copy per row.
+    """The same for any causal model that takes ``past_key_values``: transformers' own cache, one copy per
+    row.
 
-    All prompts of a batch must have one length, so that nothing is padded; each is computed once, then repeated.
+    All prompts of a batch must have one length, so that nothing is padded; each is computed once, then
+    repeated.
     """
 
     def __init__(self, model):
         if not _accepts(model, "past_key_values"):
-            raise ValueError(f"model: got {type(model).__name__}, expected one whose forward takes past_key_values")
+            raise ValueError(
+                f"model: got {type(model).__name__}, expected one whose forward takes past_key_values"
+            )
         self.model = model
         self.extra = {"logits_to_keep": 1} if _accepts(model, "logits_to_keep") else {}
 
@@ -258,7 +287,9 @@ class PlainDecoder:
         self.cache = DynamicCache(config=self.model.config)
         device = self.model.device
         logits = self._forward(torch.tensor(prompts, device=device))
-        rows = torch.arange(len(prompts), device=device).repeat_interleave(torch.tensor(counts, device=device))
+        rows = torch.arange(len(prompts), device=device).repeat_interleave(
+            torch.tensor(counts, device=device)
+        )
         self.keep(rows)
         return logits[rows]
 

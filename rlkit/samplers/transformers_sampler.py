@@ -1,8 +1,10 @@
 """Sampling in process, from any causal language model of transformers, on CPU, CUDA or MPS.
 
-The loop is the textbook one: feed a token, get logits, draw the next token. Around it: the prompts' shared parts are
-computed once (see shared_prefix), responses that are done leave the batch, and stop strings are found in the text.
+The loop is the textbook one: feed a token, get logits, draw the next token. Around it: the prompts' shared
+parts are computed once (see shared_prefix), responses that are done leave the batch, and stop strings are
+found in the text.
 """
+
 from __future__ import annotations
 
 import math
@@ -12,14 +14,16 @@ from hashlib import blake2b
 
 import torch
 
-from rlkit.progress import progress
 from rlkit.samplers.base import Completion, SamplingParams
+from rlkit.support.progress import progress
 
+# --- distributions
+# -----------------------------------------------------------------------------------------------
 
-# --- distributions -----------------------------------------------------------------------------------------------
 
 def penalize_repetition(logits: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch.Tensor:
-    """Makes tokens that occurred before less likely: positive logits are divided by ``penalty``, negative multiplied.
+    """Makes tokens that occurred before less likely: positive logits are divided by ``penalty``, negative
+    multiplied.
 
     logits: (rows, vocab). seen: (rows, vocab) bool, tokens of the prompt and of the response so far.
     Source: Keskar et al. 2019, CTRL, section 4.1, in the sign-aware form that transformers and vLLM use.
@@ -27,13 +31,15 @@ def penalize_repetition(logits: torch.Tensor, seen: torch.Tensor, penalty: float
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def sampling_log_probs(logits: torch.Tensor, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0,
-                       min_p: float = 0.0) -> torch.Tensor:
-    """Log-probabilities (rows, vocab), float32, of the distribution that is sampled from; -inf for what is cut off.
+def sampling_log_probs(
+    logits: torch.Tensor, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0
+) -> torch.Tensor:
+    """Log-probabilities (rows, vocab), float32, of the distribution that is sampled from; -inf for what is
+    cut off.
 
-    Temperature first; then min-p (keep p >= min_p * max p), top-k (keep the k likeliest), top-p (keep the fewest of
-    the likeliest whose probabilities, among those kept so far, add up to at least top_p): vLLM's order. What is kept
-    is normalised again. All off: log_softmax(logits / temperature).
+    Temperature first; then min-p (keep p >= min_p * max p), top-k (keep the k likeliest), top-p (keep the
+    fewest of the likeliest whose probabilities, among those kept so far, add up to at least top_p): vLLM's
+    order. What is kept is normalised again. All off: log_softmax(logits / temperature).
 
     >>> sampling_log_probs(torch.tensor([[.5, .3, .2]]).log(), top_p=.7).exp()
     tensor([[0.6250, 0.3750, 0.0000]])
@@ -56,41 +62,53 @@ def sampling_log_probs(logits: torch.Tensor, temperature: float = 1.0, top_p: fl
 def draw(log_probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """One token per row by inverting the cumulative distribution; a token of probability 0 is never drawn.
 
-    log_probs: (rows, vocab). uniforms: (rows,) in [0, 1), float64 where the device has it. Returns (rows,) long.
+    log_probs: (rows, vocab). uniforms: (rows,) in [0, 1), float64 where the device has it. Returns (rows,)
+        long.
     """
     cumulative = log_probs.exp().cumsum(dim=-1, dtype=uniforms.dtype)
-    below_total = cumulative[:, -1:] * (1 - 2 * torch.finfo(uniforms.dtype).eps)    # rounding must not reach the total
+    below_total = cumulative[:, -1:] * (
+        1 - 2 * torch.finfo(uniforms.dtype).eps
+    )  # rounding must not reach the total
     token = torch.searchsorted(cumulative, uniforms[:, None] * below_total, right=True).squeeze(-1)
-    return token.clamp(max=log_probs.shape[-1] - 1)                                 # NaN would be out of range
+    return token.clamp(max=log_probs.shape[-1] - 1)  # NaN would be out of range
 
 
 def row_uniforms(seed: int, prompt_index: int, copy: int, count: int) -> torch.Tensor:
     """The (count,) float64 uniforms of one response, a function of these numbers alone.
 
-    So a response's randomness depends neither on the batch it is computed in nor on when other rows end, two equal
-    prompts never get the same one, and a larger ``count`` only continues the stream.
+    So a response's randomness depends neither on the batch it is computed in nor on when other rows end, two
+    equal prompts never get the same one, and a larger ``count`` only continues the stream.
     """
     key = int.from_bytes(blake2b(f"{seed}/{prompt_index}/{copy}".encode(), digest_size=4).digest(), "little")
     return torch.rand(count, generator=torch.Generator().manual_seed(key), dtype=torch.float64)
 
 
-# --- stop strings ------------------------------------------------------------------------------------------------
+# --- stop strings
+# ------------------------------------------------------------------------------------------------
+
 
 class StopStrings:
     """Finds stop strings in growing responses without decoding every response at every step.
 
-    Only tokens whose text can hold the END of a stop string (`candidates`) make it look, and then at a tail of the
-    response only. What counts in the end is the decoded text: see `cut`.
+    Only tokens whose text can hold the END of a stop string (`candidates`) make it look, and then at a tail
+    of the response only. What counts in the end is the decoded text: see `cut`.
     """
 
     def __init__(self, stop: tuple[str, ...], tokenizer, token_texts: list[str]):
         self.stop, self.tokenizer = stop, tokenizer
-        self.tail = max((len(s.encode()) for s in stop), default=0) + 4       # a token is at least one byte of text
+        self.tail = (
+            max((len(s.encode()) for s in stop), default=0) + 4
+        )  # a token is at least one byte of text
         ends = {s[k:] for s in stop for k in range(1, len(s))}
-        broken = any(not s.isascii() for s in stop)                           # may share a character with another token
-        self.candidates = torch.tensor([
-            any(s in text for s in stop) or any(text.startswith(end) for end in ends) or (broken and "\ufffd" in text)
-            for text in token_texts])
+        broken = any(not s.isascii() for s in stop)  # may share a character with another token
+        self.candidates = torch.tensor(
+            [
+                any(s in text for s in stop)
+                or any(text.startswith(end) for end in ends)
+                or (broken and "\ufffd" in text)
+                for text in token_texts
+            ]
+        )
 
     def text(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -101,7 +119,8 @@ class StopStrings:
         return any(s in text for s in self.stop)
 
     def cut(self, ids: list[int]) -> tuple[str, int | None]:
-        """(text of ``ids`` through the stop string that ends first, number of ids through the one that completed it).
+        """(text of ``ids`` through the stop string that ends first, number of ids through the one that
+        completed it).
 
         (whole text, None) where no stop string occurs.
         """
@@ -109,11 +128,11 @@ class StopStrings:
         ends = [text.find(s) + len(s) for s in self.stop if s in text]
         if not ends:
             return text, None
-        low, high = 1, len(ids)                                               # fewest ids whose text has a stop string
+        low, high = 1, len(ids)  # fewest ids whose text has a stop string
         while low < high:
             middle = (low + high) // 2
             low, high = (low, middle) if self.met(ids[:middle]) else (middle + 1, high)
-        return text[:min(ends)], low
+        return text[: min(ends)], low
 
 
 def token_texts(tokenizer, size: int) -> list[str]:
@@ -127,30 +146,44 @@ def token_texts(tokenizer, size: int) -> list[str]:
     return ["" if i in special else text[start:] for i, text in enumerate(texts)] + [""] * (size - known)
 
 
-# --- the sampler -------------------------------------------------------------------------------------------------
+# --- the sampler
+# -------------------------------------------------------------------------------------------------
+
 
 class TransformersSampler:
-    """Samples with the model object that is being trained: nothing is copied, `sync_weights` has nothing to do.
+    """Samples with the model object that is being trained: nothing is copied, `sync_weights` has nothing to
+    do.
 
     model: any causal LM of transformers. tokenizer: its tokenizer.
     batch_size: most responses computed at once. None: 512; lower it where memory is short.
     compact_at: share of finished rows at which they are dropped from the batch, in (0, 1].
-    eos_token_ids: ids that end a response. None: those of the tokenizer, the model's config and its generation config
-        (from which nothing else is ever taken).
+    eos_token_ids: ids that end a response. None: those of the tokenizer, the model's config and its
+        generation config (from which nothing else is ever taken).
     show_progress: a bar over the responses, where somebody watches.
 
-    Log-probs are those of `sampling_log_probs` for the token drawn. At temperature 0 the likeliest token is taken
-    and its log-prob is reported at temperature 1, as vLLM does (a point mass would make them all 0).
+    Log-probs are those of `sampling_log_probs` for the token drawn. At temperature 0 the likeliest token is
+    taken and its log-prob is reported at temperature 1, as vLLM does (a point mass would make them all 0).
 
-    The same seed, prompts and weights give the same responses. Random numbers belong to (seed, index of the prompt,
-    index of the copy), so they do not change with batch_size, compact_at, n or max_tokens; the logits may differ in
-    their last bits between batch shapes, so on a change of those a near tie may, rarely, fall the other way.
+    The same seed, prompts and weights give the same responses. Random numbers belong to (seed, index of the
+    prompt, index of the copy), so they do not change with batch_size, compact_at, n or max_tokens; the logits
+    may differ in their last bits between batch shapes, so on a change of those a near tie may, rarely, fall
+    the other way.
     """
 
-    def __init__(self, model, tokenizer, *, batch_size: int | None = None, compact_at: float = 0.25,
-                 eos_token_ids: list[int] | None = None, show_progress: bool = False):
+    def __init__(
+        self,
+        model,
+        tokenizer,
+        *,
+        batch_size: int | None = None,
+        compact_at: float = 0.25,
+        eos_token_ids: list[int] | None = None,
+        show_progress: bool = False,
+    ):
         if getattr(model.config, "is_encoder_decoder", False):
-            raise ValueError(f"model: got the encoder-decoder {type(model).__name__}, expected a causal language model")
+            raise ValueError(
+                f"model: got the encoder-decoder {type(model).__name__}, expected a causal language model"
+            )
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size: got {batch_size}, expected at least 1 or None")
         if not 0 < compact_at <= 1:
@@ -158,7 +191,9 @@ class TransformersSampler:
         self.model, self.tokenizer = model, tokenizer
         self.batch_size = batch_size or 512
         self.compact_at = compact_at
-        self.eos_token_ids = _eos_ids(model, tokenizer) if eos_token_ids is None else sorted(set(eos_token_ids))
+        self.eos_token_ids = (
+            _eos_ids(model, tokenizer) if eos_token_ids is None else sorted(set(eos_token_ids))
+        )
         self.show_progress = show_progress
         self._decoder = None
         self._token_texts, self._stop = None, {}
@@ -166,19 +201,23 @@ class TransformersSampler:
     def generate(self, prompts: list[str], params: SamplingParams, n: int = 1) -> list[list[Completion]]:
         """``n`` completions per prompt, in order. No special tokens are added to the prompts.
 
-        Raises ValueError for values out of range, an empty prompt, or a prompt that leaves no room for max_tokens.
+        Raises ValueError for values out of range, an empty prompt, or a prompt that leaves no room for
+        max_tokens.
         """
         _check(params, n)
         prompt_ids = self._encode(prompts, params.max_tokens)
         if not prompts:
             return []
         rows = {(i, copy): None for i in range(len(prompts)) for copy in range(n)}
-        with torch.inference_mode(), _evaluating(self.model), \
-                progress(total=len(rows), desc="sampling", disable=None if self.show_progress else True) as bar:
+        with (
+            torch.inference_mode(),
+            _evaluating(self.model),
+            progress(total=len(rows), desc="sampling", disable=None if self.show_progress else True) as bar,
+        ):
             for batch in self._batches(prompt_ids, n):
                 rows.update(self._generate_batch(prompt_ids, batch, params))
                 bar.update(len(batch))
-            self._decoder.cache = None                               # its memory is the training's now
+            self._decoder.cache = None  # its memory is the training's now
         return [[rows[i, copy] for copy in range(n)] for i in range(len(prompts))]
 
     def sync_weights(self, model: torch.nn.Module, step: int | None = None) -> None:
@@ -196,15 +235,20 @@ class TransformersSampler:
         room = getattr(self.model.config, "max_position_embeddings", None) or math.inf
         for i, ids in enumerate(encoded):
             if not ids:
-                raise ValueError(f"prompts[{i}]: got {prompts[i]!r}, which has no tokens; expected at least one")
+                raise ValueError(
+                    f"prompts[{i}]: got {prompts[i]!r}, which has no tokens; expected at least one"
+                )
             if len(ids) + max_tokens > room:
-                raise ValueError(f"prompts[{i}]: got {len(ids)} tokens, and max_tokens={max_tokens} more do not fit; "
-                                 f"expected at most {room} together (the model's max_position_embeddings)")
+                raise ValueError(
+                    f"prompts[{i}]: got {len(ids)} tokens, and max_tokens={max_tokens} more do not fit; "
+                    f"expected at most {room} together (the model's max_position_embeddings)"
+                )
         return encoded
 
     def _batches(self, prompt_ids: list[list[int]], n: int):
         """Lists of at most batch_size rows (prompt index, copy), prompts of similar length together."""
         from rlkit.samplers.shared_prefix import PlainDecoder, make_decoder
+
         if self._decoder is None:
             self._decoder = make_decoder(self.model, prompt_ids[0][0])
         one_length = isinstance(self._decoder, PlainDecoder)
@@ -233,7 +277,7 @@ class TransformersSampler:
         stops = self._stop_strings(tuple(params.stop), vocabulary)
         is_eos = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         is_eos[[i for i in self.eos_token_ids if i < vocabulary]] = True
-        may_end = is_eos | stops.candidates.to(device)               # tokens after which a row may be done
+        may_end = is_eos | stops.candidates.to(device)  # tokens after which a row may be done
         uniforms = torch.stack([row_uniforms(params.seed, i, copy, params.max_tokens) for i, copy in batch])
         uniforms = uniforms.T.to(device, torch.float32 if device.type == "mps" else torch.float64)
         seen = None
@@ -245,7 +289,7 @@ class TransformersSampler:
         tokens = torch.zeros(len(batch), params.max_tokens, dtype=torch.long, device=device)
         log_probs = torch.zeros(len(batch), params.max_tokens, device=device)
         lengths = [params.max_tokens] * len(batch)
-        alive = torch.arange(len(batch), device=device)              # row of ``batch`` behind each row of ``logits``
+        alive = torch.arange(len(batch), device=device)  # row of ``batch`` behind each row of ``logits``
         running = [True] * len(batch)
         n_alive = len(batch)
         for step in range(params.max_tokens):
@@ -255,7 +299,9 @@ class TransformersSampler:
                 distribution = logits.float().log_softmax(dim=-1)
                 token = distribution.argmax(dim=-1)
             else:
-                distribution = sampling_log_probs(logits, params.temperature, params.top_p, params.top_k, params.min_p)
+                distribution = sampling_log_probs(
+                    logits, params.temperature, params.top_p, params.top_k, params.min_p
+                )
                 token = draw(distribution, uniforms[step, alive])
             tokens[alive, step] = token
             log_probs[alive, step] = distribution.gather(-1, token[:, None]).squeeze(-1)
@@ -265,7 +311,7 @@ class TransformersSampler:
             look = may_end[token].nonzero().squeeze(-1)
             if len(look):
                 rows = alive[look]
-                tail = tokens[rows, max(0, step + 1 - 2 * stops.tail):step + 1].tolist()
+                tail = tokens[rows, max(0, step + 1 - 2 * stops.tail) : step + 1].tolist()
                 for row, ids, eos in zip(rows.tolist(), tail, is_eos[token[look]].tolist()):
                     if running[row] and (eos or stops.met(ids)):
                         running[row], lengths[row] = False, step + 1
@@ -273,20 +319,24 @@ class TransformersSampler:
             if n_alive == 0 or step + 1 == params.max_tokens:
                 break
             if len(alive) - n_alive >= self.compact_at * len(alive):
-                keep = torch.tensor([k for k, row in enumerate(alive.tolist()) if running[row]], device=device)
+                keep = torch.tensor(
+                    [k for k, row in enumerate(alive.tolist()) if running[row]], device=device
+                )
                 self._decoder.keep(keep)
                 alive, token = alive[keep], token[keep]
             logits = self._decoder.step(token)
 
         if not log_probs.isfinite().all():
-            raise ValueError("model: its logits hold NaN or inf, expected finite ones (have its weights diverged?)")
+            raise ValueError(
+                "model: its logits hold NaN or inf, expected finite ones (have its weights diverged?)"
+            )
         for row, ids, log_p in zip(batch, tokens.tolist(), log_probs.tolist()):
-            ids = ids[:lengths.pop(0)]
+            ids = ids[: lengths.pop(0)]
             ended = ids[-1] in self.eos_token_ids
             text, completed = stops.cut(ids[:-1] if ended else ids)
             ids = ids if completed is None else ids[:completed]
             reason = "length" if completed is None and not ended else "stop"
-            yield row, Completion(text, ids, reason, log_p[:len(ids)], list(prompt_ids[row[0]]))
+            yield row, Completion(text, ids, reason, log_p[: len(ids)], list(prompt_ids[row[0]]))
 
 
 def _eos_ids(model, tokenizer) -> list[int]:
@@ -315,12 +365,18 @@ def _check(params: SamplingParams, n: int) -> None:
     def require(name, value, ok, expected):
         if not ok:
             raise ValueError(f"{name}: got {value!r}, expected {expected}")
+
     require("n", n, n >= 1, "at least 1")
     require("max_tokens", params.max_tokens, params.max_tokens >= 1, "at least 1")
     require("temperature", params.temperature, 0 <= params.temperature < math.inf, "a finite number >= 0")
     require("top_p", params.top_p, 0 < params.top_p <= 1, "a share in (0, 1]")
     require("top_k", params.top_k, params.top_k >= 0, "at least 0 (0 is off)")
     require("min_p", params.min_p, 0 <= params.min_p <= 1, "a share in [0, 1]")
-    require("repetition_penalty", params.repetition_penalty, 0 < params.repetition_penalty < math.inf, "a number > 0")
+    require(
+        "repetition_penalty",
+        params.repetition_penalty,
+        0 < params.repetition_penalty < math.inf,
+        "a number > 0",
+    )
     strings = not isinstance(params.stop, str) and all(isinstance(s, str) and s for s in params.stop)
     require("stop", params.stop, strings, "a tuple of non-empty strings")

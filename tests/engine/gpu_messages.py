@@ -1,8 +1,11 @@
-"""What the trainer tells a server over NCCL and CUDA IPC, read by vLLM's own classes: run in a Python that has vLLM.
+"""What the trainer tells a server over NCCL and CUDA IPC, read by vLLM's own classes: run in a Python that
+has vLLM.
 
-No GPU is needed: where the transfers would touch one, stand-ins note what they were given. What is checked is that the
-classes, functions and fields that `weight_sync` uses exist in this vLLM, and that the worker can read the messages.
+No GPU is needed: where the transfers would touch one, stand-ins note what they were given. What is checked is
+that the classes, functions and fields that `weight_sync` uses exist in this vLLM, and that the worker can
+read the messages.
 """
+
 import threading
 from types import SimpleNamespace
 from unittest import mock
@@ -10,7 +13,7 @@ from unittest import mock
 import torch
 from vllm.distributed.weight_transfer import ipc_engine, nccl_common, nccl_engine, packed_tensor
 
-from rlkit.samplers import weight_sync
+from rlkit.samplers.vllm import weight_sync
 
 torch.manual_seed(0)
 MODEL = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4)).to(torch.bfloat16)
@@ -19,6 +22,7 @@ PARAMETERS = dict(MODEL.named_parameters())
 
 class Server:
     """Notes every request; the receiving one is answered when all tensors have arrived, as vLLM does."""
+
     url = "http://127.0.0.1:9"
 
     def __init__(self):
@@ -41,10 +45,13 @@ def nccl():
         sent.append(tensor)
         if len(sent) == len(PARAMETERS):
             server.arrived.set()
+
     group = SimpleNamespace(broadcast=broadcast, destroy=lambda: left.append(True))
-    with mock.patch.object(nccl_common, "stateless_init_process_group", return_value=group) as joined, \
-            mock.patch.object(torch.accelerator, "current_device_index", return_value=0), \
-            mock.patch.object(torch.cuda, "current_stream", return_value="stream"):
+    with (
+        mock.patch.object(nccl_common, "stateless_init_process_group", return_value=group) as joined,
+        mock.patch.object(torch.accelerator, "current_device_index", return_value=0),
+        mock.patch.object(torch.cuda, "current_stream", return_value="stream"),
+    ):
         sync = weight_sync.BroadcastSync(server, "nccl", "cpu")
         sync.send(MODEL)
         sync.close()
@@ -55,8 +62,10 @@ def nccl():
     assert [path for path, _ in update] == ["start_weight_update", "update_weights", "finish_weight_update"]
     told = nccl_engine.NCCLWeightTransferEngine.update_info_cls(**update[1][1]["update_info"])
     assert told.names == list(PARAMETERS) and set(told.dtype_names) == {"bfloat16"} and left == [True]
-    assert all(torch.equal(a, b) and list(a.shape) == shape
-               for a, b, shape in zip(sent, PARAMETERS.values(), told.shapes, strict=True))
+    assert all(
+        torch.equal(a, b) and list(a.shape) == shape
+        for a, b, shape in zip(sent, PARAMETERS.values(), told.shapes, strict=True)
+    )
 
 
 def ipc():
@@ -74,29 +83,39 @@ def ipc():
             told = ipc_engine.IPCWeightTransferUpdateInfo(**body["update_info"])
             assert told.ipc_handles == {"GPU-5f": ("handle",)}
             data = buffers[-1].split([*told.tensor_sizes, len(buffers[-1]) - sum(told.tensor_sizes)])
-            seen.append({name: part.clone().view(getattr(torch, dtype)).view(shape) for name, part, dtype, shape in
-                         zip(told.names, data, told.dtype_names, told.shapes)})
+            seen.append(
+                {
+                    name: part.clone().view(getattr(torch, dtype)).view(shape)
+                    for name, part, dtype, shape in zip(told.names, data, told.dtype_names, told.shapes)
+                }
+            )
         return post(path, body)
+
     server.post = read
-    with mock.patch.object(packed_tensor.torch, "empty", buffer), \
-            mock.patch.object(packed_tensor, "reduce_tensor", lambda tensor: (None, ("handle",))), \
-            mock.patch.object(torch.accelerator, "current_device_index", return_value=0), \
-            mock.patch.object(torch.cuda, "get_device_properties", return_value=SimpleNamespace(uuid="GPU-5f")), \
-            mock.patch.object(torch.cuda, "current_stream"), mock.patch.object(torch.cuda, "ipc_collect"), \
-            mock.patch.object(weight_sync, "IPC_BUFFER", 16), \
-            mock.patch.dict("os.environ", VLLM_ALLOW_INSECURE_SERIALIZATION="1"):
+    with (
+        mock.patch.object(packed_tensor.torch, "empty", buffer),
+        mock.patch.object(packed_tensor, "reduce_tensor", lambda tensor: (None, ("handle",))),
+        mock.patch.object(torch.accelerator, "current_device_index", return_value=0),
+        mock.patch.object(torch.cuda, "get_device_properties", return_value=SimpleNamespace(uuid="GPU-5f")),
+        mock.patch.object(torch.cuda, "current_stream"),
+        mock.patch.object(torch.cuda, "ipc_collect"),
+        mock.patch.object(weight_sync, "IPC_BUFFER", 16),
+        mock.patch.dict("os.environ", VLLM_ALLOW_INSECURE_SERIALIZATION="1"),
+    ):
         sync = weight_sync.IPCSync(server, "cpu")
         for round_ in range(2):
             with torch.no_grad():
                 MODEL[0].weight += round_
             sync.send(MODEL)
             got = seen[-2] | seen[-1]
-            assert list(got) == list(PARAMETERS) and all(torch.equal(got[name], PARAMETERS[name]) for name in got)
+            assert list(got) == list(PARAMETERS) and all(
+                torch.equal(got[name], PARAMETERS[name]) for name in got
+            )
         sync.close()
     update = ["start_weight_update", "update_weights", "update_weights", "finish_weight_update"]
     assert [path for path, _ in server.asked] == ["init_weight_transfer_engine", *update, *update]
     assert ipc_engine.IPCWeightTransferInitInfo(**server.asked[0][1]["init_info"]).packed
-    assert len(buffers[-1]) == MODEL[0].weight.nbytes                   # the largest tensor, which is never split
+    assert len(buffers[-1]) == MODEL[0].weight.nbytes  # the largest tensor, which is never split
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""The sampler against a real vLLM engine (CPU build): what it computes, new weights, life and death, a training run.
+"""The sampler against a real vLLM engine (CPU build): what it computes, new weights, life and death, a
+training run.
 
-Run by ``make test-vllm``. Skipped where no vLLM is found (see `rlkit.environment.find_vllm`). Starting a server takes
-20 s on two idle cores, so tests share two of them.
+Run by ``make test-vllm``. Skipped where no vLLM is found (see `rlkit.jobs.environment.find_vllm`). Starting a
+server takes 20 s on two idle cores, so tests share two of them.
 """
+
 import dataclasses
 import json
 import os
@@ -17,28 +19,44 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlkit.environment import find_vllm
+from rlkit.jobs.environment import find_vllm
 from rlkit.samplers import SamplingParams, VLLMSampler, VLLMServer
 
 REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 from tiny_model import byte_tokenizer  # noqa: E402
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800),
-              pytest.mark.skipif(find_vllm() is None or not find_vllm().on_cpu, reason="no vLLM for the CPU here")]
-LONG = "Tom_has_3_apples_and_Ann_has_4_apples._" * 6               # over the 128 tokens of one cache block on a CPU
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(find_vllm() is None or not find_vllm().on_cpu, reason="no vLLM for the CPU here"),
+]
+LONG = "Tom_has_3_apples_and_Ann_has_4_apples._" * 6  # over the 128 tokens of one cache block on a CPU
 PROMPTS = ["How_many_apples?", LONG + "How_many_apples?", LONG + "Why?", "2+2="]
-FP32 = 1e-4                                                        # largest |log-prob difference| between engines
+FP32 = 1e-4  # largest |log-prob difference| between engines
 
 
 def random_model(kind, **changes):
     """Its vocabulary are the byte tokenizer's first ids, the characters ! to ~: any tokens make a text."""
     import transformers as tf
-    sizes = dict(vocab_size=96, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                 intermediate_size=192, max_position_embeddings=1024, initializer_range=0.15, eos_token_id=1,
-                 pad_token_id=0, bos_token_id=None)
-    config, model = {"olmo2": (tf.Olmo2Config, tf.Olmo2ForCausalLM),
-                     "llama": (tf.LlamaConfig, tf.LlamaForCausalLM)}[kind]
+
+    sizes = dict(
+        vocab_size=96,
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=192,
+        max_position_embeddings=1024,
+        initializer_range=0.15,
+        eos_token_id=1,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
+    config, model = {
+        "olmo2": (tf.Olmo2Config, tf.Olmo2ForCausalLM),
+        "llama": (tf.LlamaConfig, tf.LlamaForCausalLM),
+    }[kind]
     torch.manual_seed(0)
     return model(config(**sizes | changes)).eval()
 
@@ -55,7 +73,11 @@ def change(model, seed):
 def rescored(model, completion, temperature=1.0):
     """(log-probs of the completion's tokens under the model, likeliest tokens there)."""
     n = len(completion.token_ids)
-    logits = model(torch.tensor([completion.prompt_token_ids + completion.token_ids])).logits[0, -n - 1:-1].float()
+    logits = (
+        model(torch.tensor([completion.prompt_token_ids + completion.token_ids]))
+        .logits[0, -n - 1 : -1]
+        .float()
+    )
     logits = logits.log_softmax(-1) if temperature == 1 else (logits / temperature).log_softmax(-1)
     return logits.gather(-1, torch.tensor(completion.token_ids)[:, None])[:, 0], logits.argmax(-1).tolist()
 
@@ -82,12 +104,14 @@ def assert_is_not(completions, model):
     assert sum(agree) < 0.7 * len(agree) and max(gaps) > 0.5
 
 
-with_one_server = pytest.mark.xdist_group("served")               # one worker's, which starts it once
+with_one_server = pytest.mark.xdist_group("served")  # one worker's, which starts it once
 
 
 @pytest.fixture(scope="module", params=["olmo2", "tied llama"])
 def served(request):
-    model = random_model("llama", tie_word_embeddings=True) if "llama" in request.param else random_model("olmo2")
+    model = (
+        random_model("llama", tie_word_embeddings=True) if "llama" in request.param else random_model("olmo2")
+    )
     sampler = VLLMSampler(model, byte_tokenizer(), weight_sync="gloo")
     yield sampler, model
     sampler.close()
@@ -115,7 +139,7 @@ def test_greedy_tokens_and_log_probs_before_and_after_each_kind_of_sync(served):
     before = greedy(sampler)
     assert_is(before, model)
     for seed, way in enumerate(["gloo", "gloo", "shm", "shm"]):
-        if way != sampler.server.way:                               # by files any server can be reached
+        if way != sampler.server.way:  # by files any server can be reached
             sampler.server.weight_sync = way
             assert sampler.server.init_weight_sync("cpu", sampler.folder) == way
         change(model, seed)
@@ -137,16 +161,18 @@ def test_sampled_log_probs_are_those_of_the_distribution_drawn_from(served):
             gap = torch.tensor(completion.log_probs) - rescored(model, completion, 0.7)[0]
             assert gap.abs().max() < FP32
     [[cut]] = sampler.generate(PROMPTS[:1], SamplingParams(max_tokens=24, top_k=1, seed=1))
-    assert max(abs(lp) for lp in cut.log_probs) < 1e-6              # one token is left, with probability 1
+    assert max(abs(lp) for lp in cut.log_probs) < 1e-6  # one token is left, with probability 1
 
 
 @with_one_server
 def test_samples_differ_within_a_group_between_equal_prompts_and_seeds_and_repeat(served):
     sampler, _ = served
+
     def texts(prompts, seed):
         """Token ids of the responses that did not end at once, which any two may share."""
         groups = sampler.generate(prompts, SamplingParams(max_tokens=16, seed=seed), 8)
         return [tuple(c.token_ids) for group in groups for c in group if len(c.token_ids) > 4]
+
     first = texts(["Why?", "Why?"], 11)
     assert len(set(first)) == len(first) > 8
     assert texts(["Why?", "Why?"], 11) == first
@@ -159,17 +185,17 @@ def test_stop_strings_end_of_text_and_length(served):
     tokenizer = sampler.tokenizer
     greedily = greedy(sampler)[0]
     prefix = tokenizer.decode(greedily.token_ids[:6])
-    stop = prefix[-2:]                                              # spans two tokens of the byte vocabulary
+    stop = prefix[-2:]  # spans two tokens of the byte vocabulary
     [[c]] = sampler.generate(PROMPTS[:1], SamplingParams(max_tokens=24, temperature=0.0, stop=(stop,)))
     assert c.finish_reason == "stop" and c.text.endswith(stop) and c.text.count(stop) == 1
-    assert c.token_ids == greedily.token_ids[:len(c.token_ids)] and tokenizer.decode(c.token_ids) == c.text
+    assert c.token_ids == greedily.token_ids[: len(c.token_ids)] and tokenizer.decode(c.token_ids) == c.text
     [[c]] = sampler.generate(PROMPTS[:1], SamplingParams(max_tokens=3, temperature=0.0))
     assert c.finish_reason == "length" and c.token_ids == greedily.token_ids[:3] and len(c.log_probs) == 3
     sampler.eos_token_ids, sampler._visible_ends = [1, greedily.token_ids[3]], {greedily.token_ids[3]}
     first = greedily.token_ids.index(greedily.token_ids[3])
     [[c]] = sampler.generate(PROMPTS[:1], SamplingParams(max_tokens=24, temperature=0.0))
     sampler.eos_token_ids, sampler._visible_ends = [1], set()
-    assert c.finish_reason == "stop" and c.token_ids == greedily.token_ids[:first + 1]
+    assert c.finish_reason == "stop" and c.token_ids == greedily.token_ids[: first + 1]
     assert c.text == tokenizer.decode(greedily.token_ids[:first])
 
 
@@ -191,8 +217,11 @@ def test_sleep_and_wake_keep_the_weights(served):
 
 def pid_of(sampler, name):
     """The process of the sampler's server with this in its command line."""
-    [pid] = [pid for pid, line in members(sampler.server._process.pid).items()
-             if name in line and "guard.py" not in line]
+    [pid] = [
+        pid
+        for pid, line in members(sampler.server._process.pid).items()
+        if name in line and "guard.py" not in line
+    ]
     return pid
 
 
@@ -232,25 +261,29 @@ def test_server_that_dies_while_it_receives_weights_gets_them_all_the_same_and_s
             os.kill(pid_of(sampler, "VLLM::Worker"), signal.SIGKILL)
             time.sleep(0.5)
         return broadcast(tensor)
+
     sampler.server.sync.broadcast = deadly
     sampler.sync_weights(model)
     assert len(sent) >= 3 and sampler.restarts == restarts + 1
     assert_is(greedy(sampler), model)
 
-    def interrupted(tensor):                                  # the worker waits for the rest, which will not come
+    def interrupted(tensor):  # the worker waits for the rest, which will not come
         raise KeyboardInterrupt
+
     change(model, 31)
     sampler.server.sync.broadcast, began = interrupted, time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         sampler.sync_weights(model)
     assert time.monotonic() - began < 60
-    assert_is(greedy(sampler), model)                         # by a server that was started for this call
+    assert_is(greedy(sampler), model)  # by a server that was started for this call
 
 
 def shared_memory(group):
     """The files in /dev/shm that a process group has mapped: vLLM's processes talk through some."""
     lines = [line for pid in members(group) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
-    found = {line[line.index("/dev/shm/"):].removesuffix(" (deleted)") for line in lines if "/dev/shm/" in line}
+    found = {
+        line[line.index("/dev/shm/") :].removesuffix(" (deleted)") for line in lines if "/dev/shm/" in line
+    }
     return sorted(path for path in found if os.path.exists(path))
 
 
@@ -260,12 +293,11 @@ sys.path[:0] = [{tests!r}, {here!r}]
 from test_engine import random_model, byte_tokenizer, VLLMSampler, VLLMServer, SamplingParams
 if __name__ == "__main__":
     made = []
-    thread = threading.Thread(target=lambda: made.append(VLLMSampler(random_model("olmo2"), byte_tokenizer())))
-    thread.start(); thread.join()                       # the thread that started the server is gone: that is no reason
-    [sampler] = made
-    sampler.generate(["a"], SamplingParams(max_tokens=4))
-    print("group", sampler.server._process.pid, sampler.server.folder, sampler.folder, flush=True)
-    if "{end}" == "exception":
+    thread = threading.Thread(target=lambda: made.append(VLLMSampler(random_model("olmo2"),
+    byte_tokenizer()))) thread.start(); thread.join()                       # the thread that started the
+    server is gone: that is no reason [sampler] = made sampler.generate(["a"], SamplingParams(max_tokens=4))
+    print("group", sampler.server._process.pid, sampler.server.folder, sampler.folder, flush=True) if "{end}"
+    == "exception":
         sys.stdin.readline()
         with sampler.server:
             raise KeyError("an exception in a with block, and no close()")
@@ -279,9 +311,19 @@ def test_nothing_is_left_however_the_parent_ends():
     try:
         for end in ends:
             code = PARENT.format(tests=str(REPOSITORY / "tests"), here=str(Path(__file__).parent), end=end)
-            parents.append(subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                            stderr=subprocess.PIPE, text=True, cwd=REPOSITORY))
-        lines = [next(line for line in parent.stdout if line.startswith("group")).split() for parent in parents]
+            parents.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    cwd=REPOSITORY,
+                )
+            )
+        lines = [
+            next(line for line in parent.stdout if line.startswith("group")).split() for parent in parents
+        ]
         for parent, number, (_, group, *folders) in zip(parents, ends.values(), lines):
             group = int(group)
             assert len(members(group)) >= 4 and all(map(os.path.isdir, folders))
@@ -305,6 +347,7 @@ def test_nothing_is_left_however_the_parent_ends():
 def test_in_a_kernel_that_is_interrupted_and_restarted(monkeypatch):
     """Interrupt ends the call and not the server, and the next call is answered; restart leaves nothing."""
     from jupyter_client.manager import start_new_kernel
+
     monkeypatch.chdir(REPOSITORY)
     manager, client = start_new_kernel(kernel_name="python3")
 
@@ -313,19 +356,25 @@ def test_in_a_kernel_that_is_interrupted_and_restarted(monkeypatch):
         printed = []
         if interrupt:
             threading.Timer(5, manager.interrupt_kernel).start()
-        reply = client.execute_interactive(code, timeout=600, output_hook=lambda message: printed.append(
-            message["content"].get("text", "")))
+        reply = client.execute_interactive(
+            code, timeout=600, output_hook=lambda message: printed.append(message["content"].get("text", ""))
+        )
         return "".join(printed), reply["content"].get("ename")
+
     try:
         setup = PARENT.format(tests=str(REPOSITORY / "tests"), here=str(Path(__file__).parent), end="")
         printed, failed = run(setup.replace("time.sleep(600)", ""))
         assert failed is None
         _, group, *folders = next(line for line in printed.splitlines() if line.startswith("group")).split()
-        printed, failed = run("sampler.generate(['a', 'b'] * 40, SamplingParams(max_tokens=900, top_k=1, stop=('!!',"
-                              ")), 32)", interrupt=True)
+        printed, failed = run(
+            "sampler.generate(['a', 'b'] * 40, SamplingParams(max_tokens=900, top_k=1, stop=('!!',)), 32)",
+            interrupt=True,
+        )
         assert failed == "KeyboardInterrupt"
-        printed, failed = run("import time; began = time.monotonic(); sampler.generate(['a'], SamplingParams("
-                              "max_tokens=4)); print(time.monotonic() - began < 60, sampler.restarts)")
+        printed, failed = run(
+            "import time; began = time.monotonic(); sampler.generate(['a'], SamplingParams("
+            "max_tokens=4)); print(time.monotonic() - began < 60, sampler.restarts)"
+        )
         assert failed is None and printed == "True 0\n"
         client.stop_channels()
         manager.restart_kernel(now=False)
@@ -340,14 +389,14 @@ def test_in_a_kernel_that_is_interrupted_and_restarted(monkeypatch):
 def test_engine_that_cannot_serve_the_model_says_why(tmp_path):
     random_model("olmo2").save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
-    server = VLLMServer(str(tmp_path), max_model_len=5000)              # the model has 1024 positions
+    server = VLLMServer(str(tmp_path), max_model_len=5000)  # the model has 1024 positions
     with pytest.raises(RuntimeError, match="ended while starting(.|\n)*max_model_len"):
         server.start()
     assert server._process is None
 
 
 def test_engine_that_loads_the_model_but_cannot_run_it_says_why():
-    model = random_model("olmo2", num_attention_heads=8)            # head size 16: the CPU build has no kernel for it
+    model = random_model("olmo2", num_attention_heads=8)  # head size 16: the CPU build has no kernel for it
     with pytest.raises(RuntimeError, match="started and cannot generate(.|\n)*head_dim=16"):
         VLLMSampler(model, byte_tokenizer())
 
@@ -357,7 +406,7 @@ def test_model_that_is_not_there(tmp_path):
         VLLMServer(str(tmp_path / "nowhere")).start()
     with pytest.raises(ValueError, match="model: could not find 'nobody/no-such-model'"):
         VLLMServer("nobody/no-such-model").start()
-    random_model("olmo2").config.save_pretrained(tmp_path)               # a folder without weights: vLLM's own words
+    random_model("olmo2").config.save_pretrained(tmp_path)  # a folder without weights: vLLM's own words
     byte_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(RuntimeError, match="ended while starting(.|\n)*Cannot find any model weights"):
         VLLMServer(str(tmp_path)).start()
@@ -366,6 +415,7 @@ def test_model_that_is_not_there(tmp_path):
 def test_port_that_is_taken_too_late_to_notice(tmp_path, monkeypatch):
     """Another program takes the port between our look and the server's: its own message is shown."""
     from rlkit.samplers import vllm_server
+
     random_model("olmo2").save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
     monkeypatch.setattr(vllm_server, "port_is_free", lambda port: True)
@@ -380,6 +430,7 @@ def test_port_that_is_taken_too_late_to_notice(tmp_path, monkeypatch):
 def deadly(sampler, config, step):
     """The prompt's reward function; grading this step's last response kills the sampler's server."""
     from rlkit import load_prompt
+
     graded, reward = [], load_prompt(config.prompt).reward_fn
 
     def reward_fn(response, ground_truth):
@@ -387,18 +438,31 @@ def deadly(sampler, config, step):
         if len(graded) == step * config.rollout_batch_size:
             os.kill(pid_of(sampler, "cli.main serve"), signal.SIGKILL)
         return reward(response, ground_truth)
+
     return reward_fn
 
 
 def test_training_learns_through_a_server_that_is_killed_once(tmp_path):
     """The laptop model, 16 steps: rewards rise, engine and trainer agree on every token, one death goes unnoticed."""
     from rlkit import Config, load_model, train
+
     model, tokenizer = load_model("laptop", "float32", "cpu")
     sampler = VLLMSampler(model, tokenizer)
-    config = Config.preset("laptop", sampler="vllm", n_steps=16, n_val=128, n_val_final=128, eval_every=16,
-                           n_train=1600, lr=3e-4, run_dir=str(tmp_path / "run"))
+    config = Config.preset(
+        "laptop",
+        sampler="vllm",
+        n_steps=16,
+        n_val=128,
+        n_val_final=128,
+        eval_every=16,
+        n_train=1600,
+        lr=3e-4,
+        run_dir=str(tmp_path / "run"),
+    )
     try:
-        run = train(config, sampler=sampler, model=model, tokenizer=tokenizer, reward_fn=deadly(sampler, config, 3))
+        run = train(
+            config, sampler=sampler, model=model, tokenizer=tokenizer, reward_fn=deadly(sampler, config, 3)
+        )
     finally:
         sampler.close()
     metrics = run.metrics.set_index("step")
@@ -413,46 +477,90 @@ def test_training_learns_through_a_server_that_is_killed_once(tmp_path):
 def test_training_that_cannot_restart_its_server_stops_with_everything_saved_and_goes_on(tmp_path):
     """The server dies in step 4 and may not be replaced; the same run, resumed, ends. In bfloat16 autocast."""
     from rlkit import Config, load_model, train
-    config = Config.preset("laptop", sampler="vllm", n_steps=6, n_val=32, n_val_final=32, eval_every=3, n_train=320,
-                           checkpoint_every=2, autocast=True, run_dir=str(tmp_path / "run"))
+
+    config = Config.preset(
+        "laptop",
+        sampler="vllm",
+        n_steps=6,
+        n_val=32,
+        n_val_final=32,
+        eval_every=3,
+        n_train=320,
+        checkpoint_every=2,
+        autocast=True,
+        run_dir=str(tmp_path / "run"),
+    )
     model, tokenizer = load_model("laptop", "float32", "cpu")
     sampler = VLLMSampler(model, tokenizer, dtype="bfloat16", max_restarts=0)
     try:
-        with pytest.raises(RuntimeError, match="sampler: the vLLM server died 1 times? .*resume=True goes on"):
-            train(config, sampler=sampler, model=model, tokenizer=tokenizer, reward_fn=deadly(sampler, config, 4))
+        with pytest.raises(
+            RuntimeError, match="sampler: the vLLM server died 1 times? .*resume=True goes on"
+        ):
+            train(
+                config,
+                sampler=sampler,
+                model=model,
+                tokenizer=tokenizer,
+                reward_fn=deadly(sampler, config, 4),
+            )
     finally:
         sampler.close()
-    steps = [row["step"] for row in map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())]
+    steps = [
+        row["step"] for row in map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    ]
     assert steps == [0, 1, 2, 3, 4]
-    run = train(dataclasses.replace(config, resume=True))                # makes its own sampler, by the config
+    run = train(dataclasses.replace(config, resume=True))  # makes its own sampler, by the config
     assert run.finished and run.metrics.step.tolist() == list(range(7))
     gaps = run.metrics.logprob_gap_mean.dropna()
-    assert len(gaps) == 6 and 1e-5 < gaps.min() and gaps.max() < 0.05    # two bfloat16 computations of the same model
+    assert (
+        len(gaps) == 6 and 1e-5 < gaps.min() and gaps.max() < 0.05
+    )  # two bfloat16 computations of the same model
     assert run.metrics.ratio_min.min() > 0.5 and run.metrics.ratio_max.max() < 2
 
 
 def smollm2_folder(folder, questions):
-    """A random Llama with the sizes of SmolLM2-135M (134.5 M parameters, tied) and a BPE tokenizer of these texts.
+    """A random Llama with the sizes of SmolLM2-135M (134.5 M parameters, tied) and a BPE tokenizer of these
+    texts.
 
-    Its 131,072 positions would need 6 GB of keys and values for one sequence; a job asks for what its problems need.
-    Token strings that the texts do not give are filled up, so that every id the model can sample means something.
+    Its 131,072 positions would need 6 GB of keys and values for one sequence; a job asks for what its
+    problems need. Token strings that the texts do not give are filled up, so that every id the model can
+    sample means something.
     """
     import transformers as tf
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
     backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    backend.train_from_iterator(questions, trainers.BpeTrainer(vocab_size=8000, special_tokens=["<|endoftext|>"],
-                                                               show_progress=False))
+    backend.pre_tokenizer, backend.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
+    backend.train_from_iterator(
+        questions, trainers.BpeTrainer(vocab_size=8000, special_tokens=["<|endoftext|>"], show_progress=False)
+    )
     data = json.loads(backend.to_str())
     size, vocabulary = 49152, data["model"]["vocab"]
     vocabulary |= {f"filled{i}": i for i in range(len(vocabulary), size)}
-    tf.PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(data)), eos_token="<|endoftext|>",
-                               bos_token="<|endoftext|>", pad_token=None).save_pretrained(folder)
+    tf.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(data)),
+        eos_token="<|endoftext|>",
+        bos_token="<|endoftext|>",
+        pad_token=None,
+    ).save_pretrained(folder)
     torch.manual_seed(0)
-    model = tf.LlamaForCausalLM(tf.LlamaConfig(
-        vocab_size=size, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-        num_key_value_heads=3, max_position_embeddings=131072, tie_word_embeddings=True, bos_token_id=0,
-        eos_token_id=0))
+    model = tf.LlamaForCausalLM(
+        tf.LlamaConfig(
+            vocab_size=size,
+            hidden_size=576,
+            intermediate_size=1536,
+            num_hidden_layers=30,
+            num_attention_heads=9,
+            num_key_value_heads=3,
+            max_position_embeddings=131072,
+            tie_word_embeddings=True,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
     model.save_pretrained(folder)
     return sum(p.numel() for p in model.parameters())
 
@@ -460,31 +568,62 @@ def smollm2_folder(folder, questions):
 def test_a_135_m_llama_takes_two_steps_on_gsm8k(tmp_path, gsm8k_dir):
     """A real size from a local folder: tied, pad missing, served and synced by tens of megabytes, below 24 GiB."""
     import psutil
-    from rlkit import Config, load_problems, train
     from tiny_model import share_of_lower_case
+
+    from rlkit import Config, load_problems, train
+
     problems = load_problems(str(gsm8k_dir), "train", 2000)
     assert smollm2_folder(tmp_path / "model", [p.question for p in problems]) == 134_515_008
-    config = Config.preset("olmo", model=str(tmp_path / "model"), dataset=str(gsm8k_dir), n_train=64, n_val=0,
-                           threads=2, n_steps=2, rollout_batch_size=16, group_size=4, max_tokens=48, dtype="float32",
-                           run_dir=str(tmp_path / "run"))
+    config = Config.preset(
+        "olmo",
+        model=str(tmp_path / "model"),
+        dataset=str(gsm8k_dir),
+        n_train=64,
+        n_val=0,
+        threads=2,
+        n_steps=2,
+        rollout_batch_size=16,
+        group_size=4,
+        max_tokens=48,
+        dtype="float32",
+        run_dir=str(tmp_path / "run"),
+    )
     peak, done = [0], threading.Event()
 
     def watch():
         while not done.wait(0.5):
             family = [psutil.Process(), *psutil.Process().children(recursive=True)]
             peak[0] = max(peak[0], sum(p.memory_info().rss for p in family if p.is_running()))
+
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     run = train(config, reward_fn=share_of_lower_case)
     done.set()
     watcher.join()
-    print(run.metrics[["step", "reward", "grad_norm", "time_sample", "time_train", "time_sync", "logprob_gap_mean",
-                       "logprob_gap_max"]], f"peak {peak[0] / 1e9:.1f} GB")
+    print(
+        run.metrics[
+            [
+                "step",
+                "reward",
+                "grad_norm",
+                "time_sample",
+                "time_train",
+                "time_sync",
+                "logprob_gap_mean",
+                "logprob_gap_max",
+            ]
+        ],
+        f"peak {peak[0] / 1e9:.1f} GB",
+    )
     assert run.finished and run.metrics.step.tolist() == [1, 2] and (run.metrics.grad_norm > 0).all()
-    assert run.metrics.logprob_gap_max.max() < 1e-3 and peak[0] < 24 * 2 ** 30
+    assert run.metrics.logprob_gap_max.max() < 1e-3 and peak[0] < 24 * 2**30
 
 
 def test_our_side_of_the_gpu_transfers_speaks_vllms_language():
     """NCCL and CUDA IPC need GPUs, but their messages do not: checked with vLLM's own classes, in its Python."""
-    subprocess.run([find_vllm().python, Path(__file__).with_name("gpu_messages.py")], check=True, timeout=600,
-                   env={**os.environ, "PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": ""})
+    subprocess.run(
+        [find_vllm().python, Path(__file__).with_name("gpu_messages.py")],
+        check=True,
+        timeout=600,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": ""},
+    )

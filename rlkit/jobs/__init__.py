@@ -1,0 +1,1 @@
+"""A run and its paperwork: parameters, folders, plans, tables and figures."""

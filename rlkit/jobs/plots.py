@@ -1,0 +1,168 @@
+"""The figures: one style, curves of one run or of many seeds.
+
+Every function returns a matplotlib Figure and draws nothing else; leave it as the last line of a cell to show
+it. The colours are Okabe and Ito's, which people with colour-blindness can tell apart, and the ground is
+white whatever the theme of the notebook, so that axes stay readable on a dark page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from rlkit.jobs.tables import check_seeds
+from rlkit.support.stats import bands
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+STYLE = {
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "axes.facecolor": "white",
+    "figure.dpi": 100,
+    "figure.constrained_layout.use": True,
+    "font.size": 10,
+    "text.color": "black",
+    "axes.labelcolor": "black",
+    "xtick.color": "black",
+    "ytick.color": "black",
+    "axes.edgecolor": "0.3",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "0.9",
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.6,
+    "axes.prop_cycle": plt.cycler(color=COLORS),
+    "legend.frameon": False,
+    "image.cmap": "cividis",
+}
+
+# name in metrics.jsonl -> axis label with its unit; what each says is in rlkit.jobs.runs.METRICS
+LABELS = {
+    "loss": "loss",
+    "grad_norm": "gradient norm",
+    "token_entropy": "entropy (nats / token)",
+    "reward": "train reward (share right)",
+    "format_reward": "train format (share)",
+    "answer_reward": "train answer (share)",
+    "pass_at_k": "pass@G (share of prompts)",
+    "groups_all_right": "groups all right (prompts)",
+    "groups_all_wrong": "groups all wrong (prompts)",
+    "groups_mixed": "groups mixed (prompts)",
+    "groups_identical": "groups identical (prompts)",
+    "distinct_answers": "distinct responses / group",
+    "rows_used": "rows used (responses)",
+    "response_length": "train length (tokens)",
+    "truncated_share": "truncated (share)",
+    "clip_fraction": "clipped (share)",
+    "clip_fraction_low": "clipped low (share)",
+    "clip_fraction_high": "clipped high (share)",
+    "ratio_min": "smallest ratio",
+    "ratio_max": "largest ratio",
+    "logprob_gap_mean": "log-prob gap (nats / token)",
+    "logprob_gap_max": "largest log-prob gap (nats)",
+    "tis_share": "capped by TIS (share)",
+    "lr": "learning rate",
+    "optimizer_steps": "optimizer steps",
+    "time_sample": "sampling (s)",
+    "time_train": "training (s)",
+    "time_eval": "evaluation (s)",
+    "time_sync": "weight sync (s)",
+    "time_cpu": "CPU time (s)",
+    "tokens_per_second": "tokens / s",
+    "val_reward": "validation accuracy",
+    "val_reward_se": "standard error",
+    "val_n": "validation problems",
+    "val_format_reward": "validation format (share)",
+    "val_response_length": "validation length (tokens)",
+    "val_truncated_share": "validation truncated (share)",
+}
+
+CURVES = ("val_reward", "reward", "format_reward", "response_length", "token_entropy", "grad_norm")
+
+
+@contextmanager
+def style():
+    """The house style for your own figures: ``with style(): fig, ax = plt.subplots()``."""
+    with plt.rc_context(STYLE):
+        yield
+
+
+def figure(rows: int = 1, columns: int = 1, width: float = 4.0, height: float = 2.8):
+    """``(fig, axes)`` in the house style, axes a flat list; the figure is shown only where it is the cell's value."""
+    with plt.rc_context(STYLE):
+        fig, axes = plt.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False)
+    plt.close(fig)
+    return fig, list(axes.flat)
+
+
+def _label(metric: str) -> str:
+    return LABELS.get(metric, metric)
+
+
+def _table(run) -> pd.DataFrame:
+    return run if isinstance(run, pd.DataFrame) else run.metrics
+
+
+def curves(run, metrics: Sequence[str] = CURVES) -> Figure:
+    """One panel per metric over the steps of one run; validation accuracy with its 95 % interval.
+
+    run: a Run, or its metrics as a DataFrame with a ``step`` column. Metrics that the run did not log are
+    left out. Training metrics are noisy: their curve is the mean over nine steps around each, over the raw
+    values in pale.
+    """
+    table = _table(run).set_index("step")
+    shown = [metric for metric in metrics if metric in table and table[metric].notna().any()]
+    if not shown:
+        raise ValueError(f"metrics: got {list(metrics)}, expected some of {', '.join(table.columns)}")
+    columns = min(3, len(shown))
+    fig, axes = figure(-(-len(shown) // columns), columns)
+    for ax, metric in zip(axes, shown):
+        series = table[metric].dropna()
+        if metric.startswith("val_"):
+            ax.plot(series.index, series, marker="o", markersize=4)
+            if f"{metric}_se" in table:
+                half = 1.96 * table[f"{metric}_se"].reindex(series.index)
+                ax.fill_between(series.index, series - half, series + half, alpha=0.2, linewidth=0)
+        else:
+            ax.plot(series.index, series, alpha=0.3)
+            ax.plot(series.index, series.rolling(9, min_periods=1, center=True).mean(), color=COLORS[0])
+        ax.set(xlabel="step", ylabel=_label(metric))
+    for ax in axes[len(shown) :]:
+        ax.set_visible(False)
+    return fig
+
+
+def seeds(groups: Mapping[str, Sequence], metrics: str | Sequence[str] = "val_reward") -> Figure:
+    """Several algorithms, several seeds each: every seed a thin line, the mean thick, its 95 % interval a
+    band.
+
+    groups: name -> runs (or metrics tables). The band is Student's interval of the mean over the seeds, at
+    the steps that every seed has; with one seed there is none, and the legend says so. ValueError for two
+    runs of one seed.
+    """
+    check_seeds(groups)
+    metrics = [metrics] if isinstance(metrics, str) else list(metrics)
+    columns = min(2, len(metrics))
+    fig, axes = figure(-(-len(metrics) // columns), columns, width=5.0, height=3.4)
+    for ax, metric in zip(axes, metrics):
+        for i, (name, runs) in enumerate(groups.items()):
+            color, n = COLORS[i % len(COLORS)], len(runs)
+            for run in runs:
+                series = _table(run).set_index("step")[metric].dropna()
+                ax.plot(series.index, series, color=color, alpha=0.35, linewidth=0.8)
+            band = bands(runs, metric)
+            band = band[band.n == n]
+            label = f"{name} ({n} seeds)" if n > 1 else f"{name} (one seed, no interval)"
+            ax.plot(band.index, band["mean"], color=color, linewidth=2, label=label)
+            if n > 1:
+                ax.fill_between(band.index, band.low, band.high, color=color, alpha=0.15, linewidth=0)
+        ax.set(xlabel="step", ylabel=_label(metric))
+    for ax in axes[len(metrics) :]:
+        ax.set_visible(False)
+    axes[0].legend()
+    return fig

@@ -1,0 +1,1 @@
+"""SFT and DPO, the supplement of the assignment."""

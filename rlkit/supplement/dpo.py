@@ -1,0 +1,150 @@
+"""Supplement: Direct Preference Optimization (Rafailov et al., 2023, 2305.18290), one pair at a time."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from rlkit.log_probs import get_response_log_probs
+from rlkit.supplement.sft import alpaca_prompt, read_jsonl
+from rlkit.support.progress import progress
+from rlkit.tokenization import tokenize_prompt_and_output
+
+
+@dataclass(frozen=True)
+class Preference:
+    """One comparison: the instruction, the answer people preferred and the one they did not."""
+
+    instruction: str
+    chosen: str
+    rejected: str
+
+
+def load_hh(path) -> list[Preference]:
+    """Single-turn comparisons from a file of Anthropic's HH data (jsonl or jsonl.gz; dialogues "chosen",
+    "rejected").
+
+    Dialogues with more than one human turn, or whose first turns differ, are left out: there the two answers
+    do not reply to the same instruction.
+    """
+    pairs = []
+    for row in read_jsonl(path):
+        chosen, rejected = single_turn(row["chosen"]), single_turn(row["rejected"])
+        if chosen and rejected and chosen[0] == rejected[0] and chosen[1] != rejected[1]:
+            pairs.append(Preference(chosen[0], chosen[1], rejected[1]))
+    return pairs
+
+
+def single_turn(dialogue: str) -> tuple[str, str] | None:
+    """(instruction, answer) of a dialogue "\\n\\nHuman: ...\\n\\nAssistant: ...", or None if it has more turns."""
+    if dialogue.count("\n\nHuman: ") != 1 or dialogue.count("\n\nAssistant: ") != 1:
+        return None
+    human, answer = dialogue.split("\n\nAssistant: ")
+    if not human.startswith("\n\nHuman: "):
+        return None
+    return human.removeprefix("\n\nHuman: ").strip(), answer.strip()
+
+
+def response_log_prob(model, tokenizer, instruction: str, response: str) -> torch.Tensor:
+    """log pi(response + end of text | Alpaca prompt): a float32 scalar, the sum over the response's tokens, in nats."""
+    ids = tokenizer(response, add_special_tokens=False, verbose=False)["input_ids"] + [tokenizer.eos_token_id]
+    batch = tokenize_prompt_and_output(
+        [alpaca_prompt(instruction)], [response], tokenizer, output_token_ids=[ids]
+    )
+    device = next(model.parameters()).device
+    log_probs = get_response_log_probs(model, batch["input_ids"].to(device), batch["labels"].to(device))[
+        "log_probs"
+    ]
+    return log_probs[batch["response_mask"].to(device)].sum()
+
+
+def dpo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta: float) -> torch.Tensor:
+    """-log sigmoid(beta [(log pi(yw) - log pi_ref(yw)) - (log pi(yl) - log pi_ref(yl))]), elementwise.
+
+    The four arguments are log-probabilities of whole responses, in nats, of one shape. It is log 2 where the
+    policy is the reference. Source: equation 7 of the paper.
+    """
+    if not beta > 0:
+        raise ValueError(f"beta: got {beta}, expected a positive number")
+    return -F.logsigmoid(beta * ((policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)))
+
+
+def compute_per_instance_dpo_loss(
+    lm, lm_ref, tokenizer, beta: float, prompt: str, response_chosen: str, response_rejected: str
+) -> torch.Tensor:
+    """DPO's loss on one comparison: Alpaca prompt, each response ended by the end-of-text token; a float32
+    scalar.
+
+    No gradient reaches ``lm_ref``; the result lies on ``lm``'s device.
+    """
+    with torch.no_grad():
+        ref = [response_log_prob(lm_ref, tokenizer, prompt, y) for y in (response_chosen, response_rejected)]
+    policy = [response_log_prob(lm, tokenizer, prompt, y) for y in (response_chosen, response_rejected)]
+    ref = [value.to(policy[0].device) for value in ref]
+    return dpo_loss(policy[0], policy[1], ref[0], ref[1], beta)
+
+
+@torch.no_grad()
+def preference_accuracy(lm, lm_ref, tokenizer, pairs) -> float:
+    """Share of pairs whose implicit reward, log pi - log pi_ref, is higher for the chosen answer; in [0, 1]."""
+
+    def reward(pair, response):
+        return response_log_prob(lm, tokenizer, pair.instruction, response) - response_log_prob(
+            lm_ref, tokenizer, pair.instruction, response
+        ).to(next(lm.parameters()).device)
+
+    return sum((reward(p, p.chosen) > reward(p, p.rejected)).item() for p in pairs) / len(pairs)
+
+
+def dpo_train(
+    lm,
+    lm_ref,
+    tokenizer,
+    pairs,
+    *,
+    beta: float = 0.1,
+    lr: float = 1e-6,
+    batch_size: int = 64,
+    n_epochs: int = 1,
+    max_grad_norm: float = 1.0,
+    seed: int = 0,
+) -> list[dict[str, float]]:
+    """Fit ``lm`` to the pairs with RMSprop, one pair at a time, ``batch_size`` pairs per optimizer step.
+
+    ``lm_ref`` stays as it is. Returns one dict per step: step, loss, accuracy (share of the batch's pairs
+    already ranked right by the implicit reward, before the step) and grad_norm (before clipping).
+    """
+    pairs = list(pairs)
+    if not pairs:
+        raise ValueError("pairs: got none, expected at least one comparison")
+    optimizer = torch.optim.RMSprop(lm.parameters(), lr=lr)
+    lm_ref.eval()
+    log = []
+    with progress(total=n_epochs * -(-len(pairs) // batch_size), desc="DPO") as bar:
+        for epoch in range(n_epochs):
+            order = random.Random(seed + epoch).sample(pairs, len(pairs))
+            for start in range(0, len(order), batch_size):
+                batch = order[start : start + batch_size]
+                losses = []
+                for pair in batch:
+                    loss = compute_per_instance_dpo_loss(
+                        lm, lm_ref, tokenizer, beta, pair.instruction, pair.chosen, pair.rejected
+                    )
+                    (loss / len(batch)).backward()
+                    losses.append(loss.item())
+                norm = torch.nn.utils.clip_grad_norm_(lm.parameters(), max_grad_norm).item()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                log.append(
+                    {
+                        "step": len(log) + 1,
+                        "loss": sum(losses) / len(losses),
+                        "accuracy": sum(x < 0.6931471805599453 for x in losses) / len(losses),
+                        "grad_norm": norm,
+                    }
+                )
+                bar.update(1)
+    return log

@@ -1,0 +1,1 @@
+"""Small helpers that every part may use: checks, files, statistics, progress, loading models."""

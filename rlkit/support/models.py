@@ -1,0 +1,145 @@
+"""Any Hugging Face causal language model with its tokenizer, ready to be sampled from and trained."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from rlkit.support.checks import missing_folder, shown, unusable_path
+
+
+def load_model(
+    name_or_path: str = "laptop",
+    dtype: str = "float32",
+    device: str | None = None,
+    attn_implementation: str | None = None,
+):
+    """(model, tokenizer), the model in eval mode on its device.
+
+    name_or_path: "laptop" (the model that ships with rlkit), a folder or a hub id.
+    dtype: the weights' type, "float32" or "bfloat16" (any torch dtype name).
+    device: None is the first CUDA GPU if there is one, else the CPU.
+    attn_implementation: "flash_attention_2", "sdpa", "eager"; None is "sdpa". FlashAttention-2 falls back to
+        SDPA, with one printed line, where flash-attn is not installed, the device cannot or the weights are
+        float32.
+
+    Eval mode is on purpose: dropout between sampling and scoring would make the on-policy ratio differ from
+    1. The tokenizer pads on the right, with its end-of-text token if it has no pad token (padding is masked
+    by position, never by id, so the two may be the same). Raises ValueError for a model that is not there.
+    """
+    path = model_location(name_or_path)
+    torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(torch_dtype, torch.dtype) or not torch_dtype.is_floating_point:
+        raise ValueError(f"dtype: got {dtype!r}, expected 'float32' or 'bfloat16'")
+    device = check_device(device)
+    attention, reason = choose_attention(attn_implementation, torch_dtype, device)
+    if reason:
+        print(f"attention: sdpa in place of {attn_implementation} ({reason})", flush=True)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        with no_progress_bars():
+            model = AutoModelForCausalLM.from_pretrained(
+                path, dtype=torch_dtype, attn_implementation=attention
+            )
+    except (
+        Exception
+    ) as error:  # a reader of weights, configs and tokenizers has too many kinds of error to list
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"model: could not load {shown(str(name_or_path))} ({first_line}); expected 'laptop', a "
+            "folder or the hub id of a causal language model"
+        ) from error
+    prepare_tokenizer(tokenizer)
+    return model.to(device).eval(), tokenizer
+
+
+def save_model(model, tokenizer, folder) -> None:
+    """Weights and tokenizer into a folder that ``load_model`` reads."""
+    with no_progress_bars():
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def no_progress_bars():
+    """Keep transformers' bars for reading and writing weights out of a notebook's saved output."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def model_location(name_or_path: str | Path) -> str:
+    """What ``from_pretrained`` is given: a folder that is there, or a hub id. ValueError for what can be neither."""
+    if not isinstance(name_or_path, (str, Path)) or not str(name_or_path).strip():
+        raise ValueError(f"model: got {shown(name_or_path)}, expected 'laptop', a hub id or a folder")
+    if why := unusable_path(str(name_or_path)):
+        raise ValueError(
+            f"model: got {shown(str(name_or_path))}, expected 'laptop', a hub id or a folder ({why})"
+        )
+    if str(name_or_path) == "laptop":
+        from rlkit.laptop import model_path
+
+        return str(model_path())
+    path = Path(os.path.expanduser(name_or_path))
+    if os.path.isdir(path):
+        if (path / "config.json").is_file() and (
+            path / "metrics.jsonl"
+        ).is_file():  # a run folder: its weights
+            path = path / "model"
+        if not (path / "config.json").is_file():
+            raise ValueError(f"model: {shown(str(path))} has no config.json, so it is no model folder")
+        return str(path)
+    text = str(name_or_path)
+    if missing_folder(text):
+        raise ValueError(f"model: no folder {shown(text)}; expected 'laptop', a hub id or a folder")
+    return text
+
+
+def check_device(device: str | None) -> torch.device:
+    """The device asked for, or the first GPU, or the CPU. ValueError if it is not there."""
+    if device is None:
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device: got {shown(device)}, expected 'cpu', 'cuda', 'cuda:0' or 'mps'") from error
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device: got {device!r}, but torch sees {torch.cuda.device_count()} CUDA device(s) here; "
+            "expected 'cpu' or one that is there"
+        )
+    if chosen.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f"device: got {device!r}, but torch sees no MPS device here")
+    return torch.device("cuda:0") if str(chosen) == "cuda" else chosen
+
+
+def choose_attention(wanted: str | None, dtype: torch.dtype, device: torch.device) -> tuple[str, str]:
+    """(implementation, why it is not the one that was wanted or "")."""
+    if wanted != "flash_attention_2":
+        return wanted or "sdpa", ""
+    if device.type != "cuda":
+        return "sdpa", f"{device.type} has no FlashAttention"
+    if find_spec("flash_attn") is None:
+        return "sdpa", "flash-attn is not installed"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "sdpa", f"{torch.cuda.get_device_name(device)} is older than Ampere"
+    if dtype not in (torch.float16, torch.bfloat16):
+        return "sdpa", "it needs bfloat16 weights"
+    return "flash_attention_2", ""
+
+
+def prepare_tokenizer(tokenizer) -> None:
+    """Right padding, and some valid pad token, whatever the tokenizer came with."""
+    tokenizer.padding_side = "right"
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)

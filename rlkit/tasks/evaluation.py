@@ -1,0 +1,147 @@
+"""How good is a model at a set of problems: accuracy with its standard error, and what stands behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from rlkit.samplers.base import Sampler, SamplingParams
+from rlkit.support.stats import mean_se, pass_at_k
+from rlkit.tasks.problems import Problem
+from rlkit.tasks.prompts import Prompt
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What ``evaluate`` found. Shares are between 0 and 1; with several samples per problem they are over all
+    samples.
+
+    accuracy, accuracy_se: mean reward, and its standard error over problems (their means are what is
+    independent).
+    format_rate: share of well-formed responses. response_length: mean tokens. truncated_share: cut at
+        max_tokens.
+    counts: responses by (format_reward, answer_reward): {(1, 1): ..., (1, 0): ..., (0, 0): ...}.
+    by_steps: accuracy, accuracy_se and number of problems for each number of solution steps (empty if
+        unknown).
+    pass_at_k: {k: unbiased estimate}, k = 1, 2, 4, ... up to the samples per problem.
+    rows: a DataFrame with one response a row: problem, sample, question, gold, n_steps, prompt, response,
+        reward, format_reward, answer_reward, length (tokens), finish_reason.
+    """
+
+    n_problems: int
+    n_samples: int
+    accuracy: float
+    accuracy_se: float
+    format_rate: float
+    response_length: float
+    truncated_share: float
+    counts: dict[tuple[int, int], int]
+    by_steps: pd.DataFrame
+    pass_at_k: dict[int, float]
+    rows: pd.DataFrame = field(repr=False)
+
+    def examples(self, format_reward: int, answer_reward: int, n: int = 10) -> pd.DataFrame:
+        """The first ``n`` responses of one category, to read: is the parser or the model wrong?"""
+        chosen = (self.rows.format_reward == format_reward) & (self.rows.answer_reward == answer_reward)
+        return self.rows.loc[chosen, ["question", "response", "gold"]].head(n)
+
+
+def evaluate(
+    sampler: Sampler,
+    problems: list[Problem],
+    prompt: Prompt,
+    *,
+    max_tokens: int,
+    n_samples: int = 1,
+    temperature: float = 1.0,
+    seed: int = 0,
+    fast: bool = True,
+    reward_fn=None,
+    **sampling,
+) -> Evaluation:
+    """Sample ``n_samples`` responses to each problem and grade them.
+
+    prompt: how questions are asked, when a response stops and, unless ``reward_fn(response, gold)`` is given,
+        how it is graded. fast=False grades leniently (sentences, labels, markdown), for audits; see
+        ``rlkit.tasks.grading``.
+    temperature 0 is greedy; ``sampling`` is for the other fields of ``SamplingParams`` (top_p, top_k, ...).
+    The same seed and weights give the same responses.
+    """
+    if not problems:
+        raise ValueError("problems: got none, expected at least one problem")
+    if n_samples < 1:
+        raise ValueError(f"n_samples: got {n_samples}, expected a whole number >= 1")
+    grade = (
+        (lambda response, gold: prompt.reward_fn(response, gold, fast=fast))
+        if reward_fn is None
+        else reward_fn
+    )
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, stop=tuple(prompt.stop), seed=seed, **sampling
+    )
+    texts = [prompt.fill(problem.question) for problem in problems]
+    rows = []
+    for i, (problem, text, completions) in enumerate(
+        zip(problems, texts, sampler.generate(texts, params, n_samples))
+    ):
+        for j, completion in enumerate(completions):
+            graded = grade(completion.text, problem.answer)
+            reward = float(graded["reward"])
+            rows.append(
+                {
+                    "problem": i,
+                    "sample": j,
+                    "question": problem.question,
+                    "gold": problem.answer,
+                    "n_steps": problem.n_steps,
+                    "prompt": text,
+                    "response": completion.text,
+                    "reward": reward,
+                    "format_reward": float(graded.get("format_reward", reward)),
+                    "answer_reward": float(graded.get("answer_reward", reward)),
+                    "length": len(completion.token_ids),
+                    "finish_reason": completion.finish_reason,
+                }
+            )
+    return summarize(pd.DataFrame(rows))
+
+
+def summarize(rows: pd.DataFrame) -> Evaluation:
+    """The ``Evaluation`` of graded responses (the ``rows`` of another one, or some of them)."""
+    per_problem = (
+        rows.assign(right=rows.reward >= 1)
+        .groupby("problem")
+        .agg(
+            reward=("reward", "mean"),
+            right=("right", "sum"),
+            n=("reward", "size"),
+            n_steps=("n_steps", "first"),
+        )
+    )
+    accuracy, accuracy_se = mean_se(per_problem.reward)
+    n_samples = int(per_problem.n.min())
+    pairs = list(zip(rows.format_reward >= 1, rows.answer_reward >= 1))
+    powers = [2**i for i in range(n_samples.bit_length())]
+    by_steps = {
+        int(n): dict(zip(("accuracy", "accuracy_se", "n_problems"), (*mean_se(group.reward), len(group))))
+        for n, group in per_problem.dropna(subset="n_steps").groupby("n_steps")
+    }
+    return Evaluation(
+        n_problems=len(per_problem),
+        n_samples=n_samples,
+        accuracy=accuracy,
+        accuracy_se=accuracy_se,
+        format_rate=float(rows.format_reward.mean()),
+        response_length=float(rows.length.mean()),
+        truncated_share=float((rows.finish_reason == "length").mean()),
+        counts={key: pairs.count(tuple(map(bool, key))) for key in ((1, 1), (1, 0), (0, 0))},
+        by_steps=pd.DataFrame.from_dict(
+            by_steps, orient="index", columns=["accuracy", "accuracy_se", "n_problems"]
+        ),
+        pass_at_k={
+            k: mean_se([pass_at_k(n, c, k) for n, c in zip(per_problem.n, per_problem.right)])[0]
+            for k in powers
+        },
+        rows=rows,
+    )

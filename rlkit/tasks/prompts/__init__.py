@@ -1,0 +1,123 @@
+"""How a question becomes a prompt: one record with its text, its reward and its stop strings, which belong
+together.
+
+A prompt file is plain text with ``{question}`` where the question goes. One line break at the very end of the
+file (which editors add) is not part of the prompt.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from rlkit.support.checks import shown
+
+SLOT = "{question}"
+REWARDS = ("r1_zero", "question_only")
+_FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Prompt:
+    r"""A prompt template with the reward that reads its responses.
+
+    name: what logs call it.
+    template: text with ``{question}`` in it. Written literally (``\boxed{}``); a text in which every other
+        brace is doubled (``\boxed{{}}``, as for ``str.format``) means the same.
+    reward: "r1_zero" (answer inside answer tags) or "question_only" (answer inside a box).
+    stop: strings that end a response; the sampler keeps them in the text.
+
+    >>> Prompt("demo", r"{question} Use \boxed{}.", "question_only").fill("What is {x}?")
+    'What is {x}? Use \\boxed{}.'
+    """
+
+    name: str
+    template: str
+    reward: str
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        if SLOT not in self.template:
+            raise ValueError(
+                f"template: {self.name!r} has no {SLOT} in it; put {SLOT} where the question goes"
+            )
+        if self.reward not in REWARDS:
+            raise ValueError(f"reward: got {self.reward!r}, expected one of {REWARDS}")
+
+    def fill(self, question: str) -> str:
+        """The template with ``question`` in it; braces, % and even ``{question}`` in the question stay as they are."""
+        if not isinstance(question, str):
+            raise ValueError(f"question: got {type(question).__name__} {question!r}, expected a str")
+        parts = self.template.split(SLOT)
+        if all(_only_doubled_braces(part) for part in parts):
+            parts = [part.replace("{{", "{").replace("}}", "}") for part in parts]
+        return question.join(parts)
+
+    @property
+    def reward_fn(self) -> Callable[..., dict[str, float]]:
+        """``fn(response, ground_truth, fast=True)`` -> {"reward", "format_reward", "answer_reward"}."""
+        from rlkit.tasks import grading
+
+        return {"r1_zero": grading.r1_zero_reward_fn, "question_only": grading.question_only_reward_fn}[
+            self.reward
+        ]
+
+
+def _only_doubled_braces(text: str) -> bool:
+    rest = text.replace("{{", "").replace("}}", "")
+    return "{" not in rest and "}" not in rest
+
+
+def prompt_names() -> list[str]:
+    """Names of the prompts that ship with the library."""
+    return sorted(path.stem for path in _FOLDER.glob("*.prompt"))
+
+
+def _hint(name: str) -> str:
+    """What may have been meant by this name, which is neither a prompt's nor a file's."""
+    if SLOT in name:
+        return "; a template of your own goes into a file"
+    close = get_close_matches(name, prompt_names(), n=1)
+    return (
+        "; that is a folder"
+        if name and os.path.isdir(name)
+        else f"; did you mean {close[0]!r}?"
+        if close
+        else ""
+    )
+
+
+def load_prompt(name_or_path: str | Path | Prompt, *, reward: str | None = None) -> Prompt:
+    """The shipped prompt of that name, or the one in a text file.
+
+    reward: "r1_zero" or "question_only". By default a template that speaks of ``<answer>`` is read by
+        r1_zero, which stops at ``</answer>``, and any other template by question_only, which has no stop
+        string.
+    Raises ValueError for an unknown name, a file that is missing or no text, or a template without
+    ``{question}``.
+    """
+    if isinstance(name_or_path, Prompt):
+        return name_or_path
+    name = os.fspath(name_or_path) if isinstance(name_or_path, (str, os.PathLike)) else None
+    if name in prompt_names():
+        path = _FOLDER / f"{name}.prompt"
+    elif name is not None and os.path.isfile(name):
+        path = Path(name)
+    else:
+        got = shown(name_or_path if name is None else name)
+        raise ValueError(
+            f"prompt: got {got}, expected one of {prompt_names()} or a text file{_hint(name or '')}"
+        )
+    try:
+        template = path.read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else "is no UTF-8 text"
+        raise ValueError(
+            f"prompt: got {shown(name)}, which {reason}; expected a text file with {SLOT}"
+        ) from error
+    if reward is None:
+        reward = "r1_zero" if "<answer>" in template else "question_only"
+    return Prompt(path.stem, template, reward, stop=("</answer>",) if reward == "r1_zero" else ())
