@@ -104,7 +104,7 @@ def main():
     arguments = parser.parse_args()
     import torch
 
-    from rlkit.jobs.environment import find_vllm, vllm_missing
+    from rlkit.samplers.vllm.find import find_vllm, vllm_missing
 
     if find_vllm() is None:
         print(f"skipped: {vllm_missing()}")

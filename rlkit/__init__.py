@@ -24,7 +24,8 @@ _PUBLIC = {
     "algorithms": "Algorithm ALGORITHMS get_algorithm",
     "trainer": "train",
     "support.models": "load_model",
-    "samplers": "Completion SamplingParams Sampler make_sampler TransformersSampler VLLMServer VLLMCompletion",
+    "samplers": "Completion SamplingParams Sampler make_sampler TransformersSampler VLLMServer"
+    " VLLMCompletion",
     "jobs.config": "Config",
     "jobs.runs": "Run load_run",
     "jobs.environment": "doctor",

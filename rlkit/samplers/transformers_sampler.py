@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 import torch
 
-from rlkit.samplers.base import Completion, SamplingParams
+from rlkit.samplers.base import Completion, SamplingParams, encode_prompts, end_of_text_ids
 from rlkit.support.progress import progress
 
 # --- distributions
@@ -192,7 +192,7 @@ class TransformersSampler:
         self.batch_size = batch_size or 512
         self.compact_at = compact_at
         self.eos_token_ids = (
-            _eos_ids(model, tokenizer) if eos_token_ids is None else sorted(set(eos_token_ids))
+            end_of_text_ids(model, tokenizer) if eos_token_ids is None else sorted(set(eos_token_ids))
         )
         self.show_progress = show_progress
         self._decoder = None
@@ -204,8 +204,10 @@ class TransformersSampler:
         Raises ValueError for values out of range, an empty prompt, or a prompt that leaves no room for
         max_tokens.
         """
-        _check(params, n)
-        prompt_ids = self._encode(prompts, params.max_tokens)
+        if n < 1:
+            raise ValueError(f"n: got {n!r}, expected at least 1")
+        room = getattr(self.model.config, "max_position_embeddings", None)
+        prompt_ids = encode_prompts(self.tokenizer, prompts, params.max_tokens, room)
         if not prompts:
             return []
         rows = {(i, copy): None for i in range(len(prompts)) for copy in range(n)}
@@ -227,23 +229,6 @@ class TransformersSampler:
 
     def close(self) -> None:
         """Nothing to release."""
-
-    def _encode(self, prompts: list[str], max_tokens: int) -> list[list[int]]:
-        if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
-            raise ValueError(f"prompts: got {prompts!r:.80}, expected a list of strings")
-        encoded = self.tokenizer(list(prompts), add_special_tokens=False)["input_ids"] if prompts else []
-        room = getattr(self.model.config, "max_position_embeddings", None) or math.inf
-        for i, ids in enumerate(encoded):
-            if not ids:
-                raise ValueError(
-                    f"prompts[{i}]: got {prompts[i]!r}, which has no tokens; expected at least one"
-                )
-            if len(ids) + max_tokens > room:
-                raise ValueError(
-                    f"prompts[{i}]: got {len(ids)} tokens, and max_tokens={max_tokens} more do not fit; "
-                    f"expected at most {room} together (the model's max_position_embeddings)"
-                )
-        return encoded
 
     def _batches(self, prompt_ids: list[list[int]], n: int):
         """Lists of at most batch_size rows (prompt index, copy), prompts of similar length together."""
@@ -339,15 +324,6 @@ class TransformersSampler:
             yield row, Completion(text, ids, reason, log_p[: len(ids)], list(prompt_ids[row[0]]))
 
 
-def _eos_ids(model, tokenizer) -> list[int]:
-    """Every id that ends a text according to the tokenizer, the model's config or its generation config."""
-    sources = (tokenizer, model.config, getattr(model, "generation_config", None))
-    found = set()
-    for ids in (getattr(source, "eos_token_id", None) for source in sources):
-        found.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
-    return sorted(found)
-
-
 @contextmanager
 def _evaluating(model):
     """The model in eval mode; every module's own mode is restored."""
@@ -359,24 +335,3 @@ def _evaluating(model):
     finally:
         for module in training:
             module.training = True
-
-
-def _check(params: SamplingParams, n: int) -> None:
-    def require(name, value, ok, expected):
-        if not ok:
-            raise ValueError(f"{name}: got {value!r}, expected {expected}")
-
-    require("n", n, n >= 1, "at least 1")
-    require("max_tokens", params.max_tokens, params.max_tokens >= 1, "at least 1")
-    require("temperature", params.temperature, 0 <= params.temperature < math.inf, "a finite number >= 0")
-    require("top_p", params.top_p, 0 < params.top_p <= 1, "a share in (0, 1]")
-    require("top_k", params.top_k, params.top_k >= 0, "at least 0 (0 is off)")
-    require("min_p", params.min_p, 0 <= params.min_p <= 1, "a share in [0, 1]")
-    require(
-        "repetition_penalty",
-        params.repetition_penalty,
-        0 < params.repetition_penalty < math.inf,
-        "a number > 0",
-    )
-    strings = not isinstance(params.stop, str) and all(isinstance(s, str) and s for s in params.stop)
-    require("stop", params.stop, strings, "a tuple of non-empty strings")

@@ -1,7 +1,7 @@
 """The sampler against a real vLLM engine (CPU build): what it computes, new weights, life and death, a
 training run.
 
-Run by ``make test-vllm``. Skipped where no vLLM is found (see `rlkit.jobs.environment.find_vllm`). Starting a
+Run by ``make test-vllm``. Skipped where no vLLM is found (see `rlkit.samplers.vllm.find.find_vllm`). Starting a
 server takes 20 s on two idle cores, so tests share two of them.
 """
 
@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlkit.jobs.environment import find_vllm
 from rlkit.samplers import SamplingParams, VLLMSampler, VLLMServer
+from rlkit.samplers.vllm.find import find_vllm
 
 REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests"))

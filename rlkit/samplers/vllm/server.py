@@ -1,7 +1,7 @@
 """A vLLM server as a child process: started, asked, given new weights, stopped; and a sampler on top of it.
 
 vLLM runs in its own processes and may run in its own venv, so the trainer needs neither vLLM nor its pins
-(see `rlkit.jobs.environment.find_vllm`). Nothing is left behind when this process ends, however it ends: the
+(see `rlkit.samplers.vllm.find`). Nothing is left behind when this process ends, however it ends: the
 server's process group belongs to a small guard (`guard.py`) that outlives us by a moment.
 """
 
@@ -27,8 +27,8 @@ from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
 
-from rlkit.jobs.environment import VLLMInstall, find_vllm, vllm_missing, vllm_of
-from rlkit.samplers.base import Completion, SamplingParams
+from rlkit.samplers.base import Completion, SamplingParams, encode_prompts, end_of_text_ids
+from rlkit.samplers.vllm.find import VLLMInstall, find_vllm, vllm_missing, vllm_of
 from rlkit.samplers.vllm.guard import others, shared_memory
 from rlkit.samplers.vllm.weight_sync import (
     WAYS,
@@ -99,7 +99,7 @@ class VLLMServer:
     dtype: "auto" (the checkpoint's), "float32", "bfloat16".
     weight_sync: "auto", "shm", "nccl", "ipc" or "gloo", see `rlkit.samplers.vllm.weight_sync`.
     sleep_mode: start a GPU server so that `sleep` can free its memory.
-    python: the Python to run vLLM with, see `rlkit.jobs.environment.find_vllm`. port: None takes a free one.
+    python: the Python to run vLLM with, see `rlkit.samplers.vllm.find`. port: None takes a free one.
     max_model_len: longest prompt and response together; None is the model's own.
     extra_arguments: more of vLLM's own, as on its command line. start_timeout: seconds until it must be
         healthy.
@@ -555,7 +555,7 @@ class VLLMSampler:
         )
         check_servable(model)
         self._own_ends, self._closed = eos_token_ids is not None, False
-        ends = set(eos_token_ids) if self._own_ends else set(_eos_ids(model, tokenizer))
+        ends = set(eos_token_ids) if self._own_ends else set(end_of_text_ids(model, tokenizer))
         self.eos_token_ids = sorted(i for i in ends if i < model.get_input_embeddings().num_embeddings)
         self._visible_ends = set(self.eos_token_ids) - set(tokenizer.all_special_ids)
         gpu, shared = place(next(model.parameters()).device, gpu)
@@ -601,20 +601,17 @@ class VLLMSampler:
 
     def generate(self, prompts: list[str], params: SamplingParams, n: int = 1) -> list[list[Completion]]:
         """``n`` completions per prompt, in order. No special tokens are added to the prompts."""
-        from rlkit.samplers.transformers_sampler import _check
-
-        _check(params, n)
-        if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
-            raise ValueError(f"prompts: got {prompts!r:.80}, expected a list of strings")
+        if n < 1:
+            raise ValueError(f"n: got {n!r}, expected at least 1")
         if 0 < params.temperature < LEAST_TEMPERATURE:
             raise ValueError(
                 f"temperature: got {params.temperature}, expected 0 (greedy) or at least "
                 f"{LEAST_TEMPERATURE}, below which vLLM does not go"
             )
+        room = self.server.max_model_len or getattr(self.model.config, "max_position_embeddings", None)
+        ids = encode_prompts(self.tokenizer, prompts, params.max_tokens, room)
         if not prompts:
             return []
-        ids = self.tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
-        self._check_room(prompts, ids, params.max_tokens)
         wanted = {
             "n": n,
             "max_tokens": params.max_tokens,
@@ -692,23 +689,6 @@ class VLLMSampler:
                 print(f"{error}; starting it again ({failures + 1} of {self.max_restarts})", flush=True)
                 self.restarts += 1
                 self.server.stop()  # and around again, where a start counts as a try
-
-    def _check_room(self, prompts, ids, max_tokens) -> None:
-        room = (
-            self.server.max_model_len
-            or getattr(self.model.config, "max_position_embeddings", None)
-            or float("inf")
-        )
-        for i, row in enumerate(ids):
-            if not row:
-                raise ValueError(
-                    f"prompts[{i}]: got {prompts[i]!r}, which has no tokens; expected at least one"
-                )
-            if len(row) + max_tokens > room:
-                raise ValueError(
-                    f"prompts[{i}]: got {len(row)} tokens, and max_tokens={max_tokens} more do not fit; "
-                    f"expected at most {room} together"
-                )
 
 
 # ---- what goes over the wire
@@ -879,12 +859,6 @@ def _wait(condition, seconds: float) -> None:
 def _remove_folder(folder: Path, owner: int) -> None:
     if os.getpid() == owner:
         release(folder)
-
-
-def _eos_ids(model, tokenizer) -> list[int]:
-    from rlkit.samplers.transformers_sampler import _eos_ids as ids
-
-    return ids(model, tokenizer)
 
 
 def vllm_importable() -> bool:
