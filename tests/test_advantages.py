@@ -187,12 +187,12 @@ def test_a_reward_that_is_no_number_is_named(value, named):
         ({"advantage_eps": float("inf")}, "advantage_eps: got inf"),
         ({"group_size": True}, "group_size: got True"),
         ({"group_size": "2"}, "group_size: got '2'"),
-        ({"baseline": lambda rewards: None}, "baseline: the function gave None"),
+        ({"baseline": lambda rewards: None}, "baseline: the function: got None"),
         (
             {"baseline": lambda rewards: rewards.mean(dim=1)},
             r"baseline: the function turns \(2, 2\) .* shape \(2,\)",
         ),
-        ({"advantage_normalizer": lambda rewards: "std"}, "advantage_normalizer: the function gave 'std'"),
+        ({"advantage_normalizer": lambda rewards: "std"}, "advantage_normalizer: the function: got 'std'"),
     ],
 )
 def test_arguments_that_make_no_sense_are_one_error(changes, message):

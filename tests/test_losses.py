@@ -302,7 +302,7 @@ def test_half_precision_does_not_overflow(dtype):
 
 @pytest.mark.parametrize("result", [None, 3.0, torch.ones(2, 1), (torch.ones(3), {})])
 def test_a_function_that_gives_no_loss_per_token_is_named(result):
-    with pytest.raises(ValueError, match=r"^importance_reweighting_method: the function gave .*\(2, 3\)"):
+    with pytest.raises(ValueError, match=r"^importance_reweighting_method: the function: got .*\(2, 3\)"):
         compute_policy_gradient_loss(torch.ones(2), torch.zeros(2, 3), lambda *arguments: result)
 
 

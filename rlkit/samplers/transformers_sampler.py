@@ -14,6 +14,7 @@ from hashlib import blake2b
 
 import torch
 
+from rlkit.log_probs import label_log_probs, token_entropy
 from rlkit.samplers.base import Completion, SamplingParams, encode_prompts, end_of_text_ids
 from rlkit.support.progress import progress
 
@@ -273,6 +274,7 @@ class TransformersSampler:
 
         tokens = torch.zeros(len(batch), params.max_tokens, dtype=torch.long, device=device)
         log_probs = torch.zeros(len(batch), params.max_tokens, device=device)
+        entropies = torch.zeros_like(log_probs)
         lengths = [params.max_tokens] * len(batch)
         alive = torch.arange(len(batch), device=device)  # row of ``batch`` behind each row of ``logits``
         running = [True] * len(batch)
@@ -289,7 +291,8 @@ class TransformersSampler:
                 )
                 token = draw(distribution, uniforms[step, alive])
             tokens[alive, step] = token
-            log_probs[alive, step] = distribution.gather(-1, token[:, None]).squeeze(-1)
+            log_probs[alive, step] = label_log_probs(distribution, token)
+            entropies[alive, step] = token_entropy(distribution)
             if seen is not None:
                 seen[alive, token] = True
 
@@ -315,13 +318,15 @@ class TransformersSampler:
             raise ValueError(
                 "model: its logits hold NaN or inf, expected finite ones (have its weights diverged?)"
             )
-        for row, ids, log_p in zip(batch, tokens.tolist(), log_probs.tolist()):
+        for row, *columns in zip(batch, tokens.tolist(), log_probs.tolist(), entropies.tolist()):
+            ids, log_p, entropy = columns
             ids = ids[: lengths.pop(0)]
             ended = ids[-1] in self.eos_token_ids
             text, completed = stops.cut(ids[:-1] if ended else ids)
             ids = ids if completed is None else ids[:completed]
             reason = "length" if completed is None and not ended else "stop"
-            yield row, Completion(text, ids, reason, log_p[: len(ids)], list(prompt_ids[row[0]]))
+            n = len(ids)
+            yield row, Completion(text, ids, reason, log_p[:n], list(prompt_ids[row[0]]), entropy[:n])
 
 
 @contextmanager

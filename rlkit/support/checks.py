@@ -1,9 +1,11 @@
-"""What checks of arguments share: how a value is shown in an error, what counts as a number, what a text may name."""
+"""Helpers for checks of arguments: values in error messages, names close to a wrong one, numbers, paths."""
 
 from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 SHOWN = 120  # characters of a value in an error
 LONGEST_PATH = 4096  # characters; no file system takes a longer path
@@ -19,10 +21,16 @@ def shown(value) -> str:
     return text if len(text) <= SHOWN else f"{text[:half]}...{text[-half:]} ({len(text)} characters)"
 
 
-def number(value) -> float:
-    """The value as a float, for comparing; NaN, which every comparison refuses, for whatever is no number.
+def hint(name: str, known: Iterable[str]) -> str:
+    """ "; did you mean 'lr'?" for the known name that is closest to this one, "" if none is close."""
+    close = get_close_matches(str(name), list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
-    A text or a bool is no number; a tensor of one element is.
+
+def number(value) -> float:
+    """float(value), or NaN if it is not a number, so that range checks fail.
+
+    A text or a bool is not a number; a tensor of one element is.
     """
     try:
         return float("nan") if isinstance(value, (str, bytes, bool)) else float(value)
@@ -31,18 +39,17 @@ def number(value) -> float:
 
 
 def unusable_path(text: str) -> str:
-    """Why no path can be this text, or ""."""
+    """Why this text cannot be a path; "" if it can."""
     if "\0" in text:
         return "it holds a NUL character"
     return f"it is {len(text)} characters long" if len(text) > LONGEST_PATH else ""
 
 
 def missing_folder(text: str) -> bool:
-    """True for a text that means a folder which is not there; False for a folder, or what may be a hub id.
+    """True if the text looks like a local path and there is no such folder; False for what may be a hub id.
 
-    A hub id is ``name`` or ``owner/name``. So a path with a root, a dot, a tilde or two slashes means a
-    folder; so does ``runs/nope`` where ``runs`` is a folder here, unless it is one that models or data sets
-    lie in under their owner.
+    A hub id is ``name`` or ``owner/name``. So a path with a root, a dot, a tilde or two slashes means a folder;
+    so does ``runs/nope`` where ``runs`` is a folder here, unless models or data sets lie in it under their owner.
     """
     if os.path.isdir(os.path.expanduser(text)):
         return False
@@ -54,19 +61,16 @@ def missing_folder(text: str) -> bool:
 
 def _is_an_owners(folder: str) -> bool:
     inside = os.path.join(glob.escape(folder), "*", "")
-    models = [
-        path
-        for path in glob.glob(inside + "config.json")
-        if not os.path.exists(os.path.join(os.path.dirname(path), "metrics.jsonl"))
-    ]  # that one is a run
+    folders = map(os.path.dirname, glob.glob(inside + "config.json"))
+    models = [f for f in folders if not os.path.exists(os.path.join(f, "metrics.jsonl"))]  # that one is a run
     return bool(models or glob.glob(inside + "train.jsonl"))
 
 
 def unusable_folder(text: str) -> str:
-    """Why nothing can be written into the folder of this name (which need not be there yet), or ""."""
+    """Why nothing can be written into the folder of this name (which need not exist yet); "" if it can."""
     path = os.path.abspath(os.path.expanduser(text))
     while not os.path.lexists(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     if not os.path.isdir(path):
-        return f"{shown(path)} is no folder"
+        return f"{shown(path)} is not a folder"
     return "" if os.access(path, os.W_OK | os.X_OK) else f"{shown(path)} cannot be written to"

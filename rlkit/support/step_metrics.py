@@ -1,0 +1,63 @@
+"""Numbers of parts (microbatches, train batches) -> numbers of the whole."""
+
+
+def combine(reports: list[dict], weights: list[float]) -> dict:
+    """n_* add up, *_min and *_max are extremes, the rest are means by these weights (0 / 0 is left out)."""
+    result = {}
+    for name in dict.fromkeys(name for report in reports for name in report):
+        pairs = [(report[name], w) for report, w in zip(reports, weights) if name in report]
+        values, total = [value for value, _ in pairs], sum(w for _, w in pairs)
+        if name.startswith("n_"):
+            result[name] = sum(values)
+        elif name.endswith(("_min", "_max")):
+            result[name] = (min if name.endswith("_min") else max)(values)
+        elif total:
+            result[name] = sum(value * w for value, w in pairs) / total
+    return result
+
+
+def clip_fractions(counts: dict) -> dict:
+    """clip_fraction, clip_fraction_low and clip_fraction_high from n_clipped_low, n_clipped_high, n_ratios."""
+    low, high = counts.get("n_clipped_low", 0), counts.get("n_clipped_high", 0)
+    shares = {"clip_fraction": low + high, "clip_fraction_low": low, "clip_fraction_high": high}
+    return {name: count / max(1, counts["n_ratios"]) for name, count in shares.items()}
+
+
+def microbatch_statistics(stats: dict, scored: dict, part) -> dict[str, float]:
+    """The loss's statistics, and the entropy and the gap to the sampler of a microbatch's response tokens."""
+    mask = part.response_mask
+    stats = dict(stats, n_tokens=mask.sum())
+    if "token_entropy" in scored:
+        stats["token_entropy"] = scored["token_entropy"][mask].mean()
+    if part.sampler_log_probs is not None:
+        gap = (scored["log_probs"].detach() - part.sampler_log_probs).abs()[mask]
+        stats |= {"logprob_gap_mean": gap.mean(), "logprob_gap_max": gap.max()}
+    return {name: float(value) for name, value in stats.items()}
+
+
+def batch_statistics(statistics: list[dict], batch, per_sequence: bool) -> dict[str, float]:
+    """The same of a train batch; rows that were not used count as not clipped."""
+    mask = batch.response_mask
+    result = combine(statistics, [stats["n_tokens"] for stats in statistics])
+    result["n_ratios"] = int((mask.any(dim=1) if per_sequence else mask).sum())
+    result |= clip_fractions(result)
+    result["response_length"] = mask.sum().item() / len(mask)
+    if batch.entropies is not None:
+        result["token_entropy"] = batch.entropies[mask].mean().item()
+    return result
+
+
+def train_step_metrics(reports: list[dict], over_all_rows: bool) -> dict:
+    """The metrics of a rollout batch's optimizer steps from the metadata of each.
+
+    Means are weighted by the tokens they are over: of all rows, or of the rows used. The gap to the sampler is
+    that before the first update.
+    """
+    row = combine(reports, [r["response_length"] if over_all_rows else r.get("n_tokens", 0) for r in reports])
+    row |= clip_fractions(row)
+    for name in ("loss", "grad_norm"):  # one number per optimizer step
+        row |= combine([{name: r[name]} for r in reports if name in r], [1] * len(reports))
+    row |= {name: reports[0][name] for name in ("logprob_gap_mean", "logprob_gap_max") if name in reports[0]}
+    of_the_whole_batch = ("lr", "rows_used", "response_length")  # known already
+    row = {k: v for k, v in row.items() if not k.startswith("n_") and k not in of_the_whole_batch}
+    return row | {"optimizer_steps": len(reports)}
