@@ -1,0 +1,511 @@
+"""From Config to the weights: whole runs with odd values in every field, and the same steps in plain torch.
+
+A scripted sampler writes the responses, so that every group, reward and cut response is known beforehand.
+What the run logged, asked of the sampler and did to the weights is then computed once more here, from the
+script alone: full forward passes over padded rows, the formulae written out, torch's own AdamW. Nothing of
+rlkit takes part in that.
+"""
+
+import json
+import random
+from dataclasses import dataclass, field, replace
+from zlib import crc32
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlkit import ALGORITHMS, Completion, Config, SamplingParams, train
+from tiny_model import save_tiny_model
+
+# every field that reaches a number, at a value nobody would have by default
+ODD = dict(
+    lr=3e-3,
+    adam_beta1=0.7,
+    adam_beta2=0.85,
+    weight_decay=0.3,
+    max_grad_norm=1e-4,
+    advantage_eps=0.37,
+    temperature=0.7,
+    max_tokens=37,
+    group_size=4,
+    rollout_batch_size=12,
+    train_batch_size=12,
+    gradient_accumulation_steps=3,
+    seed=5,
+    n_train=10,
+    n_val=3,
+    n_val_final=5,
+    n_steps=4,
+    eval_every=2,
+    rollouts_every=1,
+    checkpoint_every=0,
+)
+TIMES = {"time_sample", "time_train", "time_eval", "time_sync", "time_cpu", "tokens_per_second"}
+
+
+# ---- the script
+
+
+# what each of a step's three groups of four responses is like
+MIXED, MOSTLY = ("right", "wrong", "cut", "free"), ("right", "right", "wrong", "cut")
+ALL, NOTHING, SAME, LITTLE = (
+    ("right",) * 4,
+    ("free", "free", "cut", "free"),
+    ("same",) * 4,
+    ("wrong", "cut", "free", "wrong"),
+)
+PLAY = [(MIXED, SAME, MOSTLY), (ALL, MOSTLY, LITTLE), (SAME, ALL, NOTHING), (MOSTLY, MIXED, MIXED)]
+VALIDATION = ("right", "wrong", "free", "cut", "right")
+
+# (reward, format_reward, answer_reward) of a prompt's own reward function, and of ours
+OWN = {"right": (1, 1, 1), "wrong": (0, 1, 0), "same": (0, 1, 0), "free": (0, 0, 0), "cut": (0, 0, 0)}
+HALVES = {
+    "right": (1, 1, 1),
+    "wrong": (0.25, 1, 0),
+    "same": (0.5, 1, 0),
+    "free": (0, 0, 0),
+    "cut": (0, 0.5, 0),
+}
+
+
+@dataclass
+class Line:
+    """One response: what kind it is, the answer that can be read from it, and what the sampler gave."""
+
+    kind: str
+    answer: str
+    completion: Completion
+
+
+@dataclass
+class Call:
+    """One ``generate``: what was asked, with which weights, and the lines that came back for each prompt."""
+
+    prompts: list
+    params: SamplingParams
+    n: int
+    weights: dict
+    threads: int
+    lines: list = field(default_factory=list)
+
+
+class Scripted:
+    """A sampler that writes what the script says. It starts with no weights and keeps what it is given.
+
+    Its log-probs are those of its own weights and the temperature asked for, shifted a little by noise, so
+    that ratios, gaps and truncated weights are not trivial.
+    """
+
+    def __init__(self, folder, gold_of):
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        for p in self.model.parameters():
+            p.data.zero_()
+        self.gold_of, self.calls, self.rows_at_once = gold_of, [], []
+        self.steps, self.stop_at = 0, None
+
+    def sync_weights(self, model, step=None):
+        self.model.load_state_dict(model.state_dict())
+        if not self.rows_at_once:
+            self.rows_at_once.append(0)
+            model.get_input_embeddings().register_forward_hook(self.watch)
+
+    def watch(self, module, args, output):
+        """How many rows the trainer passes through the model at once; a few tokens only probe the model."""
+        n_rows, n_tokens = args[0].shape
+        self.rows_at_once.append(n_rows if n_tokens > 8 else 0)
+
+    def generate(self, prompts, params, n=1):
+        weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        call = Call(list(prompts), params, n, weights, torch.get_num_threads())
+        if n == 1:
+            kinds = [(kind,) for kind in VALIDATION[: len(prompts)]]
+        else:
+            kinds, self.steps = PLAY[self.steps], self.steps + 1
+            if self.steps == self.stop_at:
+                raise KeyboardInterrupt
+        rng = random.Random(params.seed)
+        for prompt, group in zip(prompts, kinds, strict=True):
+            call.lines.append([self.write(prompt, kind, params, rng) for kind in group])
+        self.calls.append(call)
+        with torch.no_grad():
+            for line in sum(call.lines, []):
+                exact = score(self.model, [line.completion], params.temperature)[0][0].tolist()
+                line.completion.log_probs = [log_p + rng.uniform(-0.2, 0.2) for log_p in exact]
+        return [[line.completion for line in group] for group in call.lines]
+
+    def write(self, prompt, kind, params, rng):
+        gold = self.gold_of[prompt]
+        filler = "".join(rng.choices("abcdefgh", k=rng.randint(1, 8)))
+        answer = gold if kind == "right" else "-7" if kind == "same" else str(rng.randint(100, 999))
+        if kind == "free":
+            text, answer = filler * 2, ""
+        elif kind == "cut":
+            text, answer = "".join(rng.choices("xyz ", k=params.max_tokens)), ""
+        elif params.stop:
+            text = f"{'' if kind == 'same' else filler}</think> <answer>{answer}</answer>"
+        else:
+            text = f"{'' if kind == 'same' else filler} \\boxed{{{answer}}}"
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        if kind != "cut" and not text.endswith(params.stop or "\n"):
+            ids = ids + [self.tokenizer.eos_token_id]
+        reason = "length" if kind == "cut" else "stop"
+        prompt_ids = self.tokenizer.encode(prompt, add_special_tokens=False)
+        return Line(kind, answer, Completion(text, ids, reason, [], prompt_ids))
+
+    def close(self):
+        raise AssertionError("a sampler that was given is not the trainer's to close")
+
+
+# ---- the same in plain torch
+
+
+def seeded(seed, step, purpose):
+    """The seeds of a run: recorded runs can be made again only as long as they stay these."""
+    return int(np.random.SeedSequence([seed, step, crc32(purpose.encode())]).generate_state(1)[0] >> 1)
+
+
+def score(model, completions, temperature):
+    """([log-probs], [entropies]) of each response's tokens: one forward pass over padded rows."""
+    rows = [torch.tensor(c.prompt_token_ids + c.token_ids) for c in completions]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    seen = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    every = (model(input_ids=ids, attention_mask=seen).logits.float() / temperature).log_softmax(-1)
+    log_probs, entropies = [], []
+    for row, c in enumerate(completions):
+        start, end = len(c.prompt_token_ids) - 1, len(c.prompt_token_ids) + len(c.token_ids) - 1
+        at = every[row, start:end]
+        log_probs.append(at[torch.arange(end - start), torch.tensor(c.token_ids)])
+        entropies.append(-(at.exp() * at).sum(-1).detach())
+    return log_probs, entropies
+
+
+class Plain:
+    """A model and its AdamW; ``step`` does one rollout batch's updates and says what a run would log."""
+
+    def __init__(self, folder, case, values, dtype=torch.float32):
+        self.case, self.values = case, values
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+        betas = (values["adam_beta1"], values["adam_beta2"])
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=values["lr"], betas=betas, weight_decay=values["weight_decay"]
+        )
+
+    def difference(self, weights):
+        """The largest |difference| between these weights and ours."""
+        return max((p - weights[name]).abs().max().item() for name, p in self.model.named_parameters())
+
+    def advantages(self, rewards):
+        centred = rewards - rewards.mean(1, keepdim=True) if self.case.centre else rewards
+        eps = self.values["advantage_eps"]
+        if self.case.divide == "std":
+            return centred / (rewards.std(1, keepdim=True) + eps)
+        if self.case.divide == "mean":
+            return centred / (rewards.mean(1, keepdim=True) + eps)
+        return centred / (self.case.divide(rewards) + eps) if self.case.divide else centred
+
+    def token_losses(self, advantage, new, old):
+        """(losses, ratios, clipped low, clipped high) of one response."""
+        e, ratio = self.case.cliprange, (new - old).exp()
+        if self.case.method == "gspo":
+            ratio = (new - old).mean().exp()[None]
+        low = (ratio < 1 - e) & (advantage < 0) if e else torch.zeros_like(ratio, dtype=bool)
+        high = (ratio > 1 + e) & (advantage > 0) if e else torch.zeros_like(ratio, dtype=bool)
+        if self.case.method == "none":
+            losses = -advantage * new
+        elif self.case.method == "noclip":
+            losses = -advantage * ratio
+        elif self.case.method == "cispo":
+            low, high = torch.zeros_like(low), (ratio > 1 + e) & (advantage != 0)
+            losses = -advantage * ratio.detach().clamp(max=1 + e) * new
+        else:
+            unclipped, clipped = advantage * ratio, advantage * ratio.clamp(1 - e, 1 + e)
+            losses = -torch.where(clipped < unclipped, clipped, unclipped)
+        return losses.expand(len(new)), ratio.detach(), low, high
+
+    def step(self, step, lines, rewards):
+        """lines: the rollout batch, group after group. rewards: (rows, 3)."""
+        values, case, completions = self.values, self.case, [line.completion for line in lines]
+        size, t = values["group_size"], values["temperature"]
+        n, lengths = len(lines), [len(c.token_ids) for c in completions]
+        by_group = rewards[:, 0].reshape(-1, size)
+        advantages = self.advantages(by_group).flatten()
+        groups = [lines[i : i + size] for i in range(0, n, size)]
+        row = {
+            "step": step,
+            "reward": rewards[:, 0].mean(),
+            "format_reward": rewards[:, 1].mean(),
+            "answer_reward": rewards[:, 2].mean(),
+            "pass_at_k": (by_group >= 1).any(1).double().mean(),
+            "groups_all_right": (by_group >= 1).all(1).sum(),
+            "groups_all_wrong": (by_group <= 0).all(1).sum(),
+            "groups_mixed": (~(by_group >= 1).all(1) & ~(by_group <= 0).all(1)).sum(),
+            "distinct_answers": np.mean([len({line.answer for line in group}) for group in groups]),
+            "groups_identical": sum(len({line.completion.text for line in group}) == 1 for group in groups),
+            "rows_used": (advantages != 0).sum(),
+            "response_length": np.mean(lengths),
+            "truncated_share": np.mean([line.kind == "cut" for line in lines]),
+            "lr": values["lr"],
+            "optimizer_steps": n // values["train_batch_size"],
+        }
+        sampled = [torch.tensor(c.log_probs) for c in completions]
+        with torch.no_grad():
+            before = score(self.model, completions, t)[0]
+        gaps = [b - s for b, s in zip(before, sampled)]
+        cap = values.get("tis_cap")
+        weights = [gap.exp().clamp(max=cap) if cap else torch.ones_like(gap) for gap in gaps]
+        if cap:
+            row["tis_share"] = (torch.cat(gaps).exp() > cap).double().mean()
+        old = before if cap or case.method != "none" else sampled
+
+        order = list(range(n))
+        if values["train_batch_size"] < n:
+            order = np.random.default_rng(seeded(values["seed"], step, "shuffle")).permutation(n).tolist()
+        size = values["train_batch_size"]
+        batches = [order[i : i + size] for i in range(0, n, size)]
+        watched = order if old is before else batches[0]  # rows of which the gap to the sampler is known
+        watched = torch.cat([gaps[i] for i in watched]).abs()
+        row |= {"logprob_gap_mean": watched.mean(), "logprob_gap_max": watched.max()}
+
+        losses, norms, entropies, ratios, low, high = [], [], [], [], [], []
+        for batch in batches:
+            new, entropy = score(self.model, [completions[i] for i in batch], t)
+            loss = 0.0
+            for log_p, i in zip(new, batch):
+                per_token, *seen = self.token_losses(advantages[i].item(), log_p, old[i])
+                per_token = per_token * weights[i]
+                loss += per_token.sum() / case.constant if case.constant else per_token.mean() / len(batch)
+                for found, value in zip((ratios, low, high), seen):
+                    found.append(value)
+            self.optimizer.zero_grad()
+            loss.backward()
+            norm = sum(p.grad.double().pow(2).sum() for p in self.model.parameters()).sqrt().item()
+            for p in self.model.parameters():
+                p.grad *= min(1.0, values["max_grad_norm"] / (norm + 1e-6))
+            self.optimizer.step()
+            losses.append(loss.item()), norms.append(norm), entropies.extend(entropy)
+        low, high = torch.cat(low).double().mean(), torch.cat(high).double().mean()
+        row |= {
+            "loss": np.mean(losses),
+            "grad_norm": np.mean(norms),
+            "token_entropy": torch.cat(entropies).mean(),
+        }
+        row |= {"clip_fraction_low": low, "clip_fraction_high": high, "clip_fraction": low + high}
+        row |= {"ratio_min": torch.cat(ratios).min(), "ratio_max": torch.cat(ratios).max()}
+        return {name: float(value) for name, value in row.items()}, advantages.tolist()
+
+
+# ---- the runs
+
+
+@dataclass
+class Case:
+    """An algorithm, what it means in the formulae above, and the fields it changes."""
+
+    algorithm: object
+    centre: bool = True
+    divide: object = "std"
+    constant: float | None = None
+    method: str = "none"
+    cliprange: float = 0.0
+    halves: bool = False
+    changes: dict = field(default_factory=dict)
+
+
+def spread(rewards):
+    return rewards.amax(1, keepdim=True) - rewards.amin(1, keepdim=True) + 0.5
+
+
+SEVERAL = dict(train_batch_size=4, gradient_accumulation_steps=2)
+CASES = {
+    "grpo": Case("grpo"),
+    "grpo, half rewards, tis": Case("grpo", halves=True, changes=dict(tis_cap=1.05)),
+    "grpo_constant, by itself": Case("grpo_constant", constant=12 * 37),
+    "drgrpo": Case("drgrpo", divide=None, constant=91.0, changes=dict(normalization_constant=91.0)),
+    "rft": Case("rft", centre=False, divide=None, constant=91.0, changes=dict(normalization_constant=91.0)),
+    "maxrl": Case("maxrl", divide="mean", constant=4 * 37, halves=True, changes=SEVERAL),
+    "offpolicy_naive": Case("offpolicy_naive", changes=SEVERAL),
+    "offpolicy_noclip": Case("offpolicy_noclip", method="noclip", halves=True, changes=SEVERAL),
+    "offpolicy_clip": Case(
+        "offpolicy_clip", method="grpo", cliprange=0.03, changes=SEVERAL | dict(cliprange=0.03, tis_cap=1.05)
+    ),
+    "offpolicy_gspo": Case(
+        "offpolicy_gspo", method="gspo", cliprange=0.001, halves=True, changes=SEVERAL | dict(cliprange=0.001)
+    ),
+    "cispo": Case(
+        "cispo", method="cispo", cliprange=0.03, changes=SEVERAL | dict(cliprange=0.03, tis_cap=1.1)
+    ),
+    "an own normalizer": Case(
+        replace(ALGORITHMS["offpolicy_clip"], name="mine", advantage_normalizer=spread, cliprange=0.02),
+        divide=spread,
+        method="grpo",
+        cliprange=0.02,
+        halves=True,
+        changes=SEVERAL,
+    ),
+}
+
+
+@dataclass
+class World:
+    """A base model, problems and prompts in a folder, and what they mean."""
+
+    folder: object
+    model: str
+    problems: dict  # split -> [(question, gold)]
+    prompts: dict  # name -> (path, template, stop strings)
+
+    def gold_of(self, template):
+        return {
+            template.replace("{question}", q): gold for rows in self.problems.values() for q, gold in rows
+        }
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world")
+    rng = random.Random(0)
+    problems = {}
+    for split, n in (("train", 13), ("test", 7)):
+        rows = [(rng.randint(1, 9), rng.randint(1, 9), i) for i in range(n)]
+        problems[split] = [(f"{split[:2]}{i}: {a}+{b}?", str(a + b)) for a, b, i in rows]
+        lines = [json.dumps({"question": q, "answer": f"so #### {gold}"}) for q, gold in problems[split]]
+        (folder / f"{split}.jsonl").write_text("\n".join(lines))
+    prompts = {}
+    for name, template in (("tags", "{question} In <answer>. <think>"), ("box", "Q: {question}\nA:")):
+        (folder / name).write_text(template)
+        prompts[name] = (str(folder / name), template, ("</answer>",) if name == "tags" else ())
+    return World(folder, str(save_tiny_model(folder / "model")), problems, prompts)
+
+
+def halves(response, gold):
+    """A reward with halves, so that a group may be neither right nor wrong."""
+    kind = kind_of(response, gold)
+    return dict(zip(("reward", "format_reward", "answer_reward"), HALVES[kind]))
+
+
+def kind_of(response, gold):
+    if "-7" in response:
+        return "same"
+    if "answer>" in response or "boxed" in response:
+        return "right" if f">{gold}<" in response or f"{{{gold}}}" in response else "wrong"
+    return "cut" if len(response) > 20 else "free"
+
+
+def problems_of(values, problems, step):
+    """Every epoch in an order of its own, whole batches only."""
+    n = values["rollout_batch_size"] // values["group_size"]
+    epoch, place = divmod(step - 1, values["n_train"] // n)
+    order = np.random.default_rng(seeded(values["seed"], epoch, "epoch")).permutation(values["n_train"])
+    return [problems[i] for i in order[place * n : (place + 1) * n]]
+
+
+def check_run(run, sampler, case, values, world, prompt):
+    """All that the run asked, wrote and learned, against the script and plain torch; returns the metrics."""
+    _, template, stop = world.prompts[prompt]
+    plain, calls = Plain(world.model, case, values), iter(sampler.calls)
+    logged = {int(row["step"]): row.dropna().to_dict() for _, row in run.metrics.iterrows()}
+    rollouts = run.rollouts
+    assert sorted(logged) == list(range(values["n_steps"] + 1))
+    for step in range(values["n_steps"] + 1):
+        expected = {"step": step}
+        if step > 0:
+            call = next(calls)
+            problems = problems_of(values, world.problems["train"], step)
+            assert call.prompts == [template.replace("{question}", q) for q, _ in problems]
+            check_asked(
+                call, values, stop, seeded(values["seed"], step, "rollout"), values["group_size"], plain
+            )
+            lines = sum(call.lines, [])
+            rewards = torch.tensor([(HALVES if case.halves else OWN)[line.kind] for line in lines]).double()
+            metrics, advantages = plain.step(step, lines, rewards)
+            expected |= metrics
+            written = rollouts[(rollouts.step == step) & (rollouts.split == "train")]
+            assert written.response.tolist() == [line.completion.text for line in lines]
+            golds = [gold for _, gold in problems for _ in range(values["group_size"])]
+            assert written.gold.tolist() == golds and written.reward.tolist() == rewards[:, 0].tolist()
+            assert written.length.tolist() == [len(line.completion.token_ids) for line in lines]
+            assert written.finish_reason.tolist() == [line.completion.finish_reason for line in lines]
+            assert written.advantage.tolist() == pytest.approx(advantages, abs=1e-6)
+        if step % values["eval_every"] == 0:
+            call = next(calls)
+            n = values["n_val_final"] if step == values["n_steps"] else values["n_val"]
+            assert call.prompts == [template.replace("{question}", q) for q, _ in world.problems["test"][:n]]
+            check_asked(call, values, stop, seeded(values["seed"], step, "evaluation"), 1, plain)
+            lines = sum(call.lines, [])
+            right = np.array([OWN[line.kind][0] for line in lines])
+            expected |= {
+                "val_reward": right.mean(),
+                "val_reward_se": right.std(ddof=1) / n**0.5,
+                "val_format_reward": np.mean([OWN[line.kind][1] for line in lines]),
+                "val_response_length": np.mean([len(line.completion.token_ids) for line in lines]),
+                "val_truncated_share": np.mean([line.kind == "cut" for line in lines]),
+                "val_n": n,
+            }
+            written = rollouts[(rollouts.step == step) & (rollouts.split == "validation")]
+            assert written.response.tolist() == [line.completion.text for line in lines]
+        found = {name: value for name, value in logged[step].items() if name not in TIMES}
+        assert found == pytest.approx(expected, rel=5e-5, abs=1e-5)
+    assert next(calls, None) is None
+    assert plain.difference(weights_of(run)) < 1e-6
+    return logged
+
+
+def check_asked(call, values, stop, seed, n, plain):
+    assert call.params == SamplingParams(
+        max_tokens=values["max_tokens"], temperature=values["temperature"], stop=stop, seed=seed
+    )
+    assert call.n == n and plain.difference(call.weights) < 1e-6
+
+
+def weights_of(run):
+    model = AutoModelForCausalLM.from_pretrained(run.model_path, dtype="auto")
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def start(world, case, values, prompt, run_dir, sampler, **more):
+    reward_fn = halves if case.halves else None
+    config = Config(
+        **values,
+        model=world.model,
+        dataset=str(world.folder),
+        prompt=world.prompts[prompt][0],
+        run_dir=str(run_dir),
+        **more,
+    )
+    return train(config, algorithm=case.algorithm, sampler=sampler, reward_fn=reward_fn)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_is_the_same_steps_in_plain_torch(world, tmp_path, name):
+    case = CASES[name]
+    values, prompt = ODD | case.changes, "box" if case.halves else "tags"
+    sampler = Scripted(world.model, world.gold_of(world.prompts[prompt][1]))
+    run = start(world, case, values, prompt, tmp_path / "run", sampler)
+    logged = check_run(run, sampler, case, values, world, prompt)
+
+    # the values bind: each of these would be 0 or all at the defaults
+    first, last = logged[1], logged[4]
+    assert first["grad_norm"] > 2 * values["max_grad_norm"] and 0 < last["truncated_share"] < 1
+    assert case.algorithm == "rft" or 0 < first["rows_used"] < 12 and logged[3]["rows_used"] == 0
+    assert "tis_cap" not in values or 0.1 < first["tis_share"] < 0.9
+    sides = ["high"] if case.method == "cispo" else ["low", "high"]
+    clipped = [sum(logged[step][f"clip_fraction_{side}"] for step in range(1, 5)) for side in sides]
+    assert not case.cliprange or all(0 < share < 2 for share in clipped)
+    assert max(sampler.rows_at_once) == values["train_batch_size"] // values["gradient_accumulation_steps"]
+
+
+def test_a_run_that_stopped_and_went_on_is_the_same_steps_too(world, tmp_path):
+    """Stopped in step 3: weights, AdamW's moments, logs and the order of everything go on from step 2."""
+    name = "offpolicy_clip"
+    case, values = CASES[name], ODD | CASES[name].changes | dict(checkpoint_every=1)
+    sampler = Scripted(world.model, world.gold_of(world.prompts["tags"][1]))
+    stopping = Scripted(world.model, sampler.gold_of)
+    stopping.stop_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        start(world, case, values, "tags", tmp_path / "run", stopping)
+    sampler.calls, sampler.steps = stopping.calls, 2
+    run = start(world, case, values, "tags", tmp_path / "run", sampler, resume=True)
+    check_run(run, sampler, case, values, world, "tags")
