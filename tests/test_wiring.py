@@ -16,7 +16,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlkit import ALGORITHMS, Completion, Config, SamplingParams, train
+from rlkit import (
+    ALGORITHMS,
+    Completion,
+    Config,
+    SamplingParams,
+    TransformersSampler,
+    load_problems,
+    load_prompt,
+    r1_zero_reward_fn,
+    train,
+)
+from rlkit.laptop import model_path
 from tiny_model import save_tiny_model
 
 # every field that reaches a number, at a value nobody would have by default
@@ -39,8 +50,10 @@ ODD = dict(
     n_val_final=5,
     n_steps=4,
     eval_every=2,
+    eval_at_start=True,
     rollouts_every=1,
     checkpoint_every=0,
+    device="cpu",
 )
 TIMES = {"time_sample", "time_train", "time_eval", "time_sync", "time_cpu", "tokens_per_second"}
 
@@ -59,7 +72,8 @@ ALL, NOTHING, SAME, LITTLE = (
 PLAY = [(MIXED, SAME, MOSTLY), (ALL, MOSTLY, LITTLE), (SAME, ALL, NOTHING), (MOSTLY, MIXED, MIXED)]
 VALIDATION = ("right", "wrong", "free", "cut", "right")
 
-# (reward, format_reward, answer_reward) of a prompt's own reward function, and of ours
+REWARDS = ("reward", "format_reward", "answer_reward")
+# those of a prompt's own reward function, and of ours
 OWN = {"right": (1, 1, 1), "wrong": (0, 1, 0), "same": (0, 1, 0), "free": (0, 0, 0), "cut": (0, 0, 0)}
 HALVES = {
     "right": (1, 1, 1),
@@ -87,8 +101,9 @@ class Call:
     params: SamplingParams
     n: int
     weights: dict
-    threads: int
     lines: list = field(default_factory=list)
+    threads: int = field(default_factory=torch.get_num_threads)
+    autocast: bool = field(default_factory=lambda: torch.is_autocast_enabled("cpu"))
 
 
 class Scripted:
@@ -103,23 +118,23 @@ class Scripted:
         self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
         for p in self.model.parameters():
             p.data.zero_()
-        self.gold_of, self.calls, self.rows_at_once = gold_of, [], []
-        self.steps, self.stop_at = 0, None
+        self.gold_of, self.calls, self.passes = gold_of, [], []
+        self.steps, self.stop_at, self.trained = 0, None, None
 
     def sync_weights(self, model, step=None):
         self.model.load_state_dict(model.state_dict())
-        if not self.rows_at_once:
-            self.rows_at_once.append(0)
+        if self.trained is None:
+            self.trained = model
             model.get_input_embeddings().register_forward_hook(self.watch)
 
     def watch(self, module, args, output):
-        """How many rows the trainer passes through the model at once; a few tokens only probe the model."""
+        """Notes (rows, autocast?) of a forward pass; one over a few tokens is only a look at the model."""
         n_rows, n_tokens = args[0].shape
-        self.rows_at_once.append(n_rows if n_tokens > 8 else 0)
+        if n_tokens > 8:
+            self.passes.append((n_rows, torch.is_autocast_enabled("cpu")))
 
     def generate(self, prompts, params, n=1):
-        weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-        call = Call(list(prompts), params, n, weights, torch.get_num_threads())
+        call = Call(list(prompts), params, n, copy_of(self.model))
         if n == 1:
             kinds = [(kind,) for kind in VALIDATION[: len(prompts)]]
         else:
@@ -159,6 +174,10 @@ class Scripted:
         raise AssertionError("a sampler that was given is not the trainer's to close")
 
 
+def copy_of(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
 # ---- the same in plain torch
 
 
@@ -185,8 +204,9 @@ def score(model, completions, temperature):
 class Plain:
     """A model and its AdamW; ``step`` does one rollout batch's updates and says what a run would log."""
 
-    def __init__(self, folder, case, values, dtype=torch.float32):
-        self.case, self.values = case, values
+    def __init__(self, folder, case, values):
+        self.case, self.values, self.orders = case, values, []
+        dtype = getattr(torch, values.get("dtype", "float32"))
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
         betas = (values["adam_beta1"], values["adam_beta2"])
         self.optimizer = torch.optim.AdamW(
@@ -263,6 +283,7 @@ class Plain:
         order = list(range(n))
         if values["train_batch_size"] < n:
             order = np.random.default_rng(seeded(values["seed"], step, "shuffle")).permutation(n).tolist()
+        self.orders.append(tuple(order))
         size = values["train_batch_size"]
         batches = [order[i : i + size] for i in range(0, n, size)]
         watched = order if old is before else batches[0]  # rows of which the gap to the sampler is known
@@ -322,7 +343,11 @@ SEVERAL = dict(train_batch_size=4, gradient_accumulation_steps=2)
 CASES = {
     "grpo": Case("grpo"),
     "grpo, half rewards, tis": Case("grpo", halves=True, changes=dict(tis_cap=1.05)),
-    "grpo_constant, by itself": Case("grpo_constant", constant=12 * 37),
+    "grpo_constant, other times": Case(
+        "grpo_constant",
+        constant=12 * 37,
+        changes=dict(eval_every=3, eval_at_start=False, rollouts_every=3),
+    ),
     "drgrpo": Case("drgrpo", divide=None, constant=91.0, changes=dict(normalization_constant=91.0)),
     "rft": Case("rft", centre=False, divide=None, constant=91.0, changes=dict(normalization_constant=91.0)),
     "maxrl": Case("maxrl", divide="mean", constant=4 * 37, halves=True, changes=SEVERAL),
@@ -352,7 +377,7 @@ CASES = {
 class World:
     """A base model, problems and prompts in a folder, and what they mean."""
 
-    folder: object
+    dataset: str
     model: str
     problems: dict  # split -> [(question, gold)]
     prompts: dict  # name -> (path, template, stop strings)
@@ -377,13 +402,12 @@ def world(tmp_path_factory):
     for name, template in (("tags", "{question} In <answer>. <think>"), ("box", "Q: {question}\nA:")):
         (folder / name).write_text(template)
         prompts[name] = (str(folder / name), template, ("</answer>",) if name == "tags" else ())
-    return World(folder, str(save_tiny_model(folder / "model")), problems, prompts)
+    return World(str(folder), str(save_tiny_model(folder / "model")), problems, prompts)
 
 
 def halves(response, gold):
     """A reward with halves, so that a group may be neither right nor wrong."""
-    kind = kind_of(response, gold)
-    return dict(zip(("reward", "format_reward", "answer_reward"), HALVES[kind]))
+    return dict(zip(REWARDS, HALVES[kind_of(response, gold)]))
 
 
 def kind_of(response, gold):
@@ -402,62 +426,68 @@ def problems_of(values, problems, step):
     return [problems[i] for i in order[place * n : (place + 1) * n]]
 
 
-def check_run(run, sampler, case, values, world, prompt):
+def check_run(run, calls, case, values, world, prompt, tolerance=1e-5, weights_tolerance=1e-6):
     """All that the run asked, wrote and learned, against the script and plain torch; returns the metrics."""
     _, template, stop = world.prompts[prompt]
-    plain, calls = Plain(world.model, case, values), iter(sampler.calls)
+    plain, calls = Plain(world.model, case, values), iter(calls)
     logged = {int(row["step"]): row.dropna().to_dict() for _, row in run.metrics.iterrows()}
-    rollouts = run.rollouts
-    assert sorted(logged) == list(range(values["n_steps"] + 1))
-    for step in range(values["n_steps"] + 1):
+    rollouts, n_steps, size = run.rollouts, values["n_steps"], values["group_size"]
+
+    def asked(purpose, step, problems, n):
+        """The call that comes next, found to be this one: its responses in one list."""
+        call = next(calls)
+        assert call.prompts == [template.replace("{question}", q) for q, _ in problems] and call.n == n
+        seed = seeded(values["seed"], step, purpose)
+        assert call.params == SamplingParams(
+            values["max_tokens"], values["temperature"], stop=stop, seed=seed
+        )
+        assert plain.difference(call.weights) < weights_tolerance
+        return sum(call.lines, [])
+
+    def written(split, step, lines, golds, rewards):
+        rows = rollouts[(rollouts.step == step) & (rollouts.split == split)]
+        assert rows.response.tolist() == [line.completion.text for line in lines]
+        assert rows.gold.tolist() == golds
+        assert rows.length.tolist() == [len(line.completion.token_ids) for line in lines]
+        assert rows.finish_reason.tolist() == ["length" if line.kind == "cut" else "stop" for line in lines]
+        assert rows[list(REWARDS)].values.tolist() == rewards.tolist()
+        return rows
+
+    steps_with_rollouts = set()
+    for step in range(n_steps + 1):
         expected = {"step": step}
         if step > 0:
-            call = next(calls)
             problems = problems_of(values, world.problems["train"], step)
-            assert call.prompts == [template.replace("{question}", q) for q, _ in problems]
-            check_asked(
-                call, values, stop, seeded(values["seed"], step, "rollout"), values["group_size"], plain
-            )
-            lines = sum(call.lines, [])
+            lines = asked("rollout", step, problems, size)
             rewards = torch.tensor([(HALVES if case.halves else OWN)[line.kind] for line in lines]).double()
             metrics, advantages = plain.step(step, lines, rewards)
             expected |= metrics
-            written = rollouts[(rollouts.step == step) & (rollouts.split == "train")]
-            assert written.response.tolist() == [line.completion.text for line in lines]
-            golds = [gold for _, gold in problems for _ in range(values["group_size"])]
-            assert written.gold.tolist() == golds and written.reward.tolist() == rewards[:, 0].tolist()
-            assert written.length.tolist() == [len(line.completion.token_ids) for line in lines]
-            assert written.finish_reason.tolist() == [line.completion.finish_reason for line in lines]
-            assert written.advantage.tolist() == pytest.approx(advantages, abs=1e-6)
-        if step % values["eval_every"] == 0:
-            call = next(calls)
-            n = values["n_val_final"] if step == values["n_steps"] else values["n_val"]
-            assert call.prompts == [template.replace("{question}", q) for q, _ in world.problems["test"][:n]]
-            check_asked(call, values, stop, seeded(values["seed"], step, "evaluation"), 1, plain)
-            lines = sum(call.lines, [])
-            right = np.array([OWN[line.kind][0] for line in lines])
+            if step in (1, n_steps) or step % values["rollouts_every"] == 0:
+                rows = written("train", step, lines, [p[1] for p in problems for _ in range(size)], rewards)
+                assert rows.advantage.tolist() == pytest.approx(advantages, abs=1e-6)
+                assert rows.group.tolist() == [i for i in range(len(problems)) for _ in range(size)]
+                steps_with_rollouts.add(step)
+        if step == n_steps or step % values["eval_every"] == 0 and (step > 0 or values["eval_at_start"]):
+            n = values["n_val_final"] if step == n_steps else values["n_val"]
+            problems = world.problems["test"][:n]
+            lines = asked("evaluation", step, problems, 1)
+            rewards = np.array([OWN[line.kind] for line in lines], dtype=float)
             expected |= {
-                "val_reward": right.mean(),
-                "val_reward_se": right.std(ddof=1) / n**0.5,
-                "val_format_reward": np.mean([OWN[line.kind][1] for line in lines]),
+                "val_reward": rewards[:, 0].mean(),
+                "val_reward_se": rewards[:, 0].std(ddof=1) / n**0.5,
+                "val_format_reward": rewards[:, 1].mean(),
                 "val_response_length": np.mean([len(line.completion.token_ids) for line in lines]),
                 "val_truncated_share": np.mean([line.kind == "cut" for line in lines]),
                 "val_n": n,
             }
-            written = rollouts[(rollouts.step == step) & (rollouts.split == "validation")]
-            assert written.response.tolist() == [line.completion.text for line in lines]
-        found = {name: value for name, value in logged[step].items() if name not in TIMES}
-        assert found == pytest.approx(expected, rel=5e-5, abs=1e-5)
-    assert next(calls, None) is None
-    assert plain.difference(weights_of(run)) < 1e-6
-    return logged
-
-
-def check_asked(call, values, stop, seed, n, plain):
-    assert call.params == SamplingParams(
-        max_tokens=values["max_tokens"], temperature=values["temperature"], stop=stop, seed=seed
-    )
-    assert call.n == n and plain.difference(call.weights) < 1e-6
+            written("validation", step, lines, [gold for _, gold in problems], rewards)
+        found = {name: value for name, value in logged.pop(step, {}).items() if name not in TIMES}
+        assert found == pytest.approx(expected if len(expected) > 1 else {}, rel=5 * tolerance, abs=tolerance)
+    assert next(calls, None) is None and not logged
+    assert set(rollouts[rollouts.split == "train"].step) == steps_with_rollouts
+    assert values["train_batch_size"] == values["rollout_batch_size"] or len(set(plain.orders)) == n_steps
+    assert plain.difference(weights_of(run)) < weights_tolerance
+    return run.metrics.set_index("step")
 
 
 def weights_of(run):
@@ -470,7 +500,7 @@ def start(world, case, values, prompt, run_dir, sampler, **more):
     config = Config(
         **values,
         model=world.model,
-        dataset=str(world.folder),
+        dataset=world.dataset,
         prompt=world.prompts[prompt][0],
         run_dir=str(run_dir),
         **more,
@@ -484,17 +514,18 @@ def test_a_run_is_the_same_steps_in_plain_torch(world, tmp_path, name):
     values, prompt = ODD | case.changes, "box" if case.halves else "tags"
     sampler = Scripted(world.model, world.gold_of(world.prompts[prompt][1]))
     run = start(world, case, values, prompt, tmp_path / "run", sampler)
-    logged = check_run(run, sampler, case, values, world, prompt)
+    metrics = check_run(run, sampler.calls, case, values, world, prompt)
 
-    # the values bind: each of these would be 0 or all at the defaults
-    first, last = logged[1], logged[4]
-    assert first["grad_norm"] > 2 * values["max_grad_norm"] and 0 < last["truncated_share"] < 1
-    assert case.algorithm == "rft" or 0 < first["rows_used"] < 12 and logged[3]["rows_used"] == 0
-    assert "tis_cap" not in values or 0.1 < first["tis_share"] < 0.9
-    sides = ["high"] if case.method == "cispo" else ["low", "high"]
-    clipped = [sum(logged[step][f"clip_fraction_{side}"] for step in range(1, 5)) for side in sides]
-    assert not case.cliprange or all(0 < share < 2 for share in clipped)
-    assert max(sampler.rows_at_once) == values["train_batch_size"] // values["gradient_accumulation_steps"]
+    # the values bind: at the defaults each of these would be none or all
+    first = metrics.loc[1]
+    assert first.grad_norm > 2 * values["max_grad_norm"] and 0 < first.truncated_share < 1
+    assert name == "rft" or 0 < first.rows_used < 12 and metrics.rows_used[3] == 0
+    assert "tis_cap" not in values or 0.1 < first.tis_share < 0.9
+    assert not case.cliprange or 0 < metrics.clip_fraction_high.mean() < 0.5
+    assert case.method not in ("grpo", "gspo") or 0 < metrics.clip_fraction_low.mean() < 0.5
+    rows = values["train_batch_size"] // values["gradient_accumulation_steps"]
+    assert max(sampler.passes) == (rows, False) and sampler.trained.config._attn_implementation == "sdpa"
+    assert {(call.threads, call.autocast) for call in sampler.calls} == {(1, False)}
 
 
 def test_a_run_that_stopped_and_went_on_is_the_same_steps_too(world, tmp_path):
@@ -508,4 +539,63 @@ def test_a_run_that_stopped_and_went_on_is_the_same_steps_too(world, tmp_path):
         start(world, case, values, "tags", tmp_path / "run", stopping)
     sampler.calls, sampler.steps = stopping.calls, 2
     run = start(world, case, values, "tags", tmp_path / "run", sampler, resume=True)
-    check_run(run, sampler, case, values, world, "tags")
+    check_run(run, sampler.calls, case, values, world, "tags")
+
+
+@pytest.mark.parametrize("change", [dict(autocast=True), dict(dtype="bfloat16")], ids=str)
+def test_half_precision_is_where_it_was_asked_for(world, tmp_path, change):
+    """Two computations in bfloat16 agree in two digits only, so the numbers are close and the types exact."""
+    case, more = CASES["offpolicy_noclip"], dict(threads=2, attn_implementation="eager", lr=1e-4)
+    values = ODD | case.changes | change | more
+    sampler = Scripted(world.model, world.gold_of(world.prompts["box"][1]))
+    run = start(world, case, values, "box", tmp_path / "run", sampler)
+    trained, autocast = sampler.trained, "autocast" in change
+    dtype = torch.float32 if autocast else torch.bfloat16
+    assert {p.dtype for p in trained.parameters()} == {p.dtype for p in weights_of(run).values()} == {dtype}
+    assert trained.config._attn_implementation == "eager"
+    assert {with_autocast for _, with_autocast in sampler.passes} == {autocast}
+    assert {(call.threads, call.autocast) for call in sampler.calls} == {(2, autocast)}
+    check_run(run, sampler.calls, case, values, world, "box", tolerance=0.05, weights_tolerance=0.02)
+
+
+def test_the_transformers_sampler_gives_what_it_is_asked_for(tmp_path, monkeypatch):
+    """The same once more with the sampler that a run makes for itself, on the model that ships with rlkit."""
+    problems = {split: load_problems("laptop", name, n) for split, name, n in SPLITS}
+    problems = {split: [(p.question, p.answer) for p in rows] for split, rows in problems.items()}
+    prompt = load_prompt("r1_zero")
+    world = World(
+        "laptop", str(model_path()), problems, {"r1_zero": ("r1_zero", prompt.template, ("</answer>",))}
+    )
+    calls, gold_of, real = [], world.gold_of(prompt.template), TransformersSampler.generate
+
+    def generate(self, prompts, params, n=1):
+        call = Call(list(prompts), params, n, copy_of(self.model))
+        groups = real(self, prompts, params, n)
+        call.lines = [[read(c, gold_of[p]) for c in group] for p, group in zip(prompts, groups, strict=True)]
+        calls.append(call)
+        completions = sum(groups, [])
+        assert max(len(c.token_ids) for c in completions) == params.max_tokens
+        with torch.no_grad():
+            exact = score(self.model, completions, params.temperature)[0]
+        for log_probs, c in zip(exact, completions, strict=True):
+            assert c.log_probs == pytest.approx(log_probs.tolist(), abs=1e-4)
+        return groups
+
+    monkeypatch.setattr(TransformersSampler, "generate", generate)
+    values = ODD | dict(max_tokens=45, n_steps=3, lr=1e-3)
+    run = start(world, CASES["grpo"], values, "r1_zero", tmp_path / "run", None)
+    metrics = check_run(run, calls, CASES["grpo"], values, world, "r1_zero", tolerance=1e-4)
+    assert 0 < metrics.truncated_share.mean() < 1 and metrics.rows_used.sum() > 0
+
+
+SPLITS = [("train", "train", ODD["n_train"]), ("test", "validation", ODD["n_val_final"])]
+
+
+def read(completion, gold):
+    """The line behind a response that nobody wrote beforehand."""
+    text, ids = completion.text, completion.token_ids
+    reward, well_formed, _ = r1_zero_reward_fn(text, gold).values()
+    answer = text.rpartition("<answer>")[2].removesuffix("</answer>") if well_formed else ""
+    ended = ids[-1] == 1 or text.endswith("</answer>")
+    kind = "right" if reward else "wrong" if well_formed else "free" if ended else "cut"
+    return Line(kind, answer.strip(), completion)
