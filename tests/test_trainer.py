@@ -12,7 +12,7 @@ from rlkit.config import Config
 from rlkit.models import load_model
 from rlkit.problems import load_problems
 from rlkit.runs import TIMES, load_run
-from rlkit.samplers import make_sampler
+from rlkit.samplers import TransformersSampler, make_sampler
 from rlkit.trainer import RolloutBatch, Watch, prompts_of_step, stream, train, train_batches
 from tiny_model import save_tiny_model, share_of_lower_case
 
@@ -78,8 +78,15 @@ def test_one_permutation_for_every_field():
 
 # ---- what a run writes
 
-def test_metrics_agree_with_the_rollouts_written_beside_them(tiny):
-    run = train(tiny(), reward_fn=share_of_lower_case)
+def test_metrics_agree_with_the_rollouts_written_beside_them(tiny, base):
+    ends, given = {1, *range(50, 80)}, []                                 # a random model seldom draws <eos> alone
+
+    class Recording(TransformersSampler):
+        def generate(self, prompts, params, n=1):
+            groups = super().generate(prompts, params, n)
+            given.extend([sum(groups, [])] if n == 4 else [])
+            return groups
+    run = train(tiny(), sampler=Recording(*load_model(base), eos_token_ids=list(ends)), reward_fn=share_of_lower_case)
     metrics, rollouts = run.metrics.set_index("step"), run.rollouts
     assert metrics.index.tolist() == [0, 1, 2] and run.finished
     for step in (1, 2):
@@ -89,7 +96,9 @@ def test_metrics_agree_with_the_rollouts_written_beside_them(tiny):
         assert row.reward == pytest.approx(rows.reward.mean(), abs=1e-6)
         assert row.format_reward == pytest.approx(rows.format_reward.mean(), abs=1e-6)
         assert row.response_length == pytest.approx(rows.length.mean())
-        assert row.truncated_share == pytest.approx((rows.finish_reason == "length").mean())
+        cut = [completion.token_ids[-1] not in ends for completion in given[step - 1]]
+        assert row.truncated_share == pytest.approx(np.mean(cut)) and 0 < np.mean(cut) < 1
+        assert rows.finish_reason.tolist() == ["length" if c else "stop" for c in cut]
         for _, group in rows.groupby("group"):                            # reward 1 is reached by no random text
             expected = (group.reward - group.reward.mean()) / (group.reward.std() + 1e-6)
             assert np.allclose(group.advantage, expected, atol=1e-4)
