@@ -12,7 +12,7 @@ from rlkit import trainer
 from rlkit.algorithms import ALGORITHMS
 from rlkit.jobs.config import Config
 from rlkit.jobs.runs import TIMES, load_run
-from rlkit.samplers import make_sampler
+from rlkit.samplers import TransformersSampler, make_sampler
 from rlkit.support.models import load_model
 from rlkit.tasks.problems import load_problems
 from rlkit.trainer import RolloutBatch, Watch, prompts_of_step, stream, train, train_batches
@@ -111,8 +111,18 @@ def test_one_permutation_for_every_field():
 # ---- what a run writes
 
 
-def test_metrics_agree_with_the_rollouts_written_beside_them(tiny):
-    run = train(tiny(), reward_fn=share_of_lower_case)
+def test_metrics_agree_with_the_rollouts_written_beside_them(tiny, base):
+    ends, given = {1, *range(50, 80)}, []  # a random model seldom draws <eos> alone
+
+    class Recording(TransformersSampler):
+        def generate(self, prompts, params, n=1):
+            groups = super().generate(prompts, params, n)
+            given.extend([sum(groups, [])] if n == 4 else [])
+            return groups
+
+    run = train(
+        tiny(), sampler=Recording(*load_model(base), eos_token_ids=list(ends)), reward_fn=share_of_lower_case
+    )
     metrics, rollouts = run.metrics.set_index("step"), run.rollouts
     assert metrics.index.tolist() == [0, 1, 2] and run.finished
     for step in (1, 2):
@@ -122,7 +132,9 @@ def test_metrics_agree_with_the_rollouts_written_beside_them(tiny):
         assert row.reward == pytest.approx(rows.reward.mean(), abs=1e-6)
         assert row.format_reward == pytest.approx(rows.format_reward.mean(), abs=1e-6)
         assert row.response_length == pytest.approx(rows.length.mean())
-        assert row.truncated_share == pytest.approx((rows.finish_reason == "length").mean())
+        cut = [completion.token_ids[-1] not in ends for completion in given[step - 1]]
+        assert row.truncated_share == pytest.approx(np.mean(cut)) and 0 < np.mean(cut) < 1
+        assert rows.finish_reason.tolist() == ["length" if c else "stop" for c in cut]
         for _, group in rows.groupby("group"):  # reward 1 is reached by no random text
             expected = (group.reward - group.reward.mean()) / (group.reward.std() + 1e-6)
             assert np.allclose(group.advantage, expected, atol=1e-4)

@@ -320,10 +320,7 @@ class Plain:
             losses.append(loss.item()), norms.append(norm)
             entropies += [found for i, found in zip(batch, entropy) if i in teach]
         low, high = torch.cat(low).double().mean(), torch.cat(high).double().mean()
-        row |= {
-            "loss": np.mean(losses),
-            "grad_norm": np.mean(norms),
-        }
+        row |= {"loss": np.mean(losses), "grad_norm": np.mean(norms)}
         if case.entropies:
             entropies = [torch.tensor(c.entropies) for c in completions]
         if entropies:
@@ -363,9 +360,7 @@ CASES = {
     "grpo, entropies by the sampler": Case("grpo", entropies=True),
     "grpo, half rewards, tis": Case("grpo", halves=True, changes=dict(tis_cap=1.05)),
     "grpo_constant, other times": Case(
-        "grpo_constant",
-        constant=12 * 37,
-        changes=dict(eval_every=3, eval_at_start=False, rollouts_every=3),
+        "grpo_constant", constant=12 * 37, changes=dict(eval_every=3, eval_at_start=False, rollouts_every=3)
     ),
     "drgrpo": Case("drgrpo", divide=None, constant=91.0, changes=dict(normalization_constant=91.0)),
     "rft": Case("rft", centre=False, divide=None, constant=91.0, changes=dict(normalization_constant=91.0)),
