@@ -7,10 +7,9 @@ from html.parser import HTMLParser
 import pytest
 import torch
 from tiny_model import byte_tokenizer
-from toys import Bigram
+from toys import Bigram, scored_rows
 
 from rlkit import compute_policy_gradient_loss
-from rlkit.grpo import response_log_probs
 from rlkit.study import browser
 
 BLUE, ORANGE, WHITE = "#56b4e9", "#e69f00", "#ffffff"
@@ -46,7 +45,7 @@ def annotate(**changes):
 
 def old_log_probs(shift=0.5, seed=0):
     """The model's own, moved by +-shift: some ratios lie on each side of the clip range."""
-    own = response_log_probs(Bigram(258), TOKENIZER, PROMPTS, RESPONSES, response_token_ids=IDS)
+    own = scored_rows(Bigram(258), TOKENIZER(PROMPTS, add_special_tokens=False)["input_ids"], IDS)
     generator = torch.Generator().manual_seed(seed)
     return [row + shift * (2 * torch.rand(row.shape, generator=generator) - 1) for row in own]
 

@@ -9,7 +9,15 @@ import math
 
 import pytest
 import torch
-from toys import Bigram, IdsOnly, grads_of_step, largest_difference, tiny_model, toy_tokenizer
+from toys import (
+    Bigram,
+    grads_of_step,
+    largest_difference,
+    scored_rows,
+    step_on_ids,
+    tiny_model,
+    toy_tokenizer,
+)
 
 from rlkit import (
     aggregate_loss_across_microbatch,
@@ -18,7 +26,7 @@ from rlkit import (
     get_response_log_probs,
     tokenize_prompt_and_output,
 )
-from rlkit.grpo import response_log_probs, select_rows, split_rows
+from rlkit.batch import RolloutBatch
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +136,8 @@ def test_b015_entropy_is_the_mean_over_response_tokens(fault, steps, monkeypatch
         },
     )
     responses = [[5] * int(row.sum()) for row in mask]
-    for truths in (["1", "0"], ["1", "1"]):  # the second batch is pruned altogether
+    sampled = [row[m].tolist() for row, m in zip(entropies, mask)]
+    for truths, given in ((["1", "0"], None), (["1", "1"], sampled)):  # the second batch is pruned altogether
         _, metadata, _ = grads_of_step(
             Bigram(10),
             prompt_token_ids=[[2], [3]],
@@ -136,6 +145,7 @@ def test_b015_entropy_is_the_mean_over_response_tokens(fault, steps, monkeypatch
             repeated_ground_truths=truths,
             group_size=2,
             gradient_accumulation_steps=steps,
+            entropies=given,
         )
         assert metadata["token_entropy"] == pytest.approx(expected["token_weighted_mean"])
 
@@ -235,7 +245,7 @@ def test_b036_clip_fraction_over_the_batchs_response_tokens(fault, steps):
     tokens = dict(
         prompt_token_ids=[[2], [3]], response_token_ids=[[4 + i % 3 for i in range(len(r))] for r in rows]
     )
-    now = response_log_probs(model, IdsOnly, None, None, **tokens)
+    now = scored_rows(model, *tokens.values())
     old = [row - torch.tensor(ratios).log() for row, ratios in zip(now, rows)]
     _, metadata, _ = grads_of_step(
         model,
@@ -336,7 +346,7 @@ TOKENS = dict(prompt_token_ids=[[2, 3]] * 4, response_token_ids=[[4, 5, 6], [7],
 def test_b044_ratio_one_at_the_first_inner_step(fault, mode, method):
     _, expected = fault("B044")
     model = getattr(tiny_model(std=0.02), mode)()
-    old = response_log_probs(model, IdsOnly, None, None, **TOKENS)
+    old = scored_rows(model, *TOKENS.values())
     _, metadata, grads = grads_of_step(
         model,
         advantages=[1.0, -1.0, 0.5, -0.5],
@@ -418,25 +428,11 @@ def test_b053_no_decay_without_gradient(fault):
 
 def test_b057_gradients_are_none_afterwards(fault):
     _, expected = fault("B057")
-    from rlkit import grpo_train_step
-
     model = copy.deepcopy(tiny_model())
     frozen = next(model.parameters())
     frozen.grad = torch.ones_like(frozen)
-    grpo_train_step(
-        model,
-        IdsOnly,
-        torch.optim.SGD(list(model.parameters())[1:], lr=0.1),
-        2,
-        1.0,
-        None,
-        None,
-        None,
-        None,
-        4,
-        advantages=[1.0, 0.0, -1.0, 0.0],
-        **TOKENS,
-    )
+    optimizer = torch.optim.SGD(list(model.parameters())[1:], lr=0.1)
+    step_on_ids(model, optimizer, advantages=[1.0, 0.0, -1.0, 0.0], **TOKENS)
     assert all(p.grad is expected["param.grad"] for p in model.parameters())
 
 
@@ -446,7 +442,6 @@ def test_b058_old_log_probs_stay_with_their_rows_under_pruning(fault):
     _, metadata, _ = grads_of_step(
         model,
         advantages=case["advantages"],
-        entropy_rows="kept",
         group_size=2,
         importance_reweighting_method="noclip",
         gradient_accumulation_steps=4,
@@ -461,17 +456,15 @@ def test_b058_old_log_probs_stay_with_their_rows_under_pruning(fault):
 def test_b059_one_permutation_for_everything(fault):
     case, expected = fault("B059")
     n = len(case["order"])
-    batch = {
-        "advantages": torch.tensor(case["advantages"]),
-        "old_log_probs": torch.arange(n)[:, None] * torch.ones(3),
-        "input_ids": torch.arange(n)[:, None].expand(n, 3),
-        "response_mask": torch.ones(n, 3, dtype=torch.bool),
-    }
-    part = select_rows(batch, torch.tensor(case["order"]))
-    assert part["advantages"].tolist() == expected["advantages_after"]
-    assert part["old_log_probs"][:, 0].tolist() == part["input_ids"][:, 0].tolist() == case["order"]
-    batch["response_mask"] = torch.arange(3) < torch.tensor([[3], [1], [2], [1]])
-    pieces = split_rows(batch, torch.ones(n, dtype=torch.bool), 3)
+    ids = torch.arange(n)[:, None].expand(n, 3)
+    batch = RolloutBatch(ids, ids, torch.ones(n, 3, dtype=torch.bool))
+    batch.advantages = torch.tensor(case["advantages"])
+    batch.old_log_probs = torch.arange(n)[:, None] * torch.ones(3)
+    part = batch.select(torch.tensor(case["order"]))
+    assert part.advantages.tolist() == expected["advantages_after"]
+    assert part.old_log_probs[:, 0].tolist() == part.input_ids[:, 0].tolist() == case["order"]
+    batch.response_mask = torch.arange(3) < torch.tensor([[3], [1], [2], [1]])
+    pieces = batch.split(torch.ones(n, dtype=torch.bool), 3)
     assert [piece.tolist() for piece in pieces] == [[1, 3, 2], [0]]
 
 
@@ -480,7 +473,7 @@ def test_b060_old_log_probs_of_a_wider_rollout_batch(fault):
     model = Bigram(10)
     rows = [list(range(2, 2 + n)) for n in case["rollout_lengths"]]
     tokens = dict(prompt_token_ids=[row[:1] for row in rows], response_token_ids=[row[1:] for row in rows])
-    per_row = response_log_probs(model, IdsOnly, None, None, **tokens)
+    per_row = scored_rows(model, *tokens.values())
     wide = torch.nn.utils.rnn.pad_sequence(per_row, batch_first=True)
     assert wide.shape[1] == case["old_width"]
     part = case["train_slice"]

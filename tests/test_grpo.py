@@ -5,12 +5,15 @@ import copy
 import pytest
 import torch
 from toys import (
+    WORDS,
     Bigram,
     IdsOnly,
     by_truth,
     grads_of_step,
     largest_difference,
     rollouts,
+    scored_rows,
+    step_on_ids,
     tiny_model,
     toy_tokenizer,
 )
@@ -23,7 +26,7 @@ from rlkit import (
     grpo_train_step,
     tokenize_prompt_and_output,
 )
-from rlkit.grpo import response_log_probs
+from rlkit.advantages import rows_by_group
 
 PROMPTS, RESPONSES = rollouts()  # 4 groups of 4
 TRUTHS = [str(r) for r in [1, 0, 0, 0, 1, 1, 1, 1, 0, 1, 1, 0, 0, 0, 0, 0]]  # two of the groups are decided
@@ -36,9 +39,7 @@ def old_of(model, shift=0.0):
     generator = torch.Generator().manual_seed(5)
     return [
         row + shift * (2 * torch.rand(row.shape, generator=generator) - 1)
-        for row in response_log_probs(
-            model, IdsOnly, None, None, prompt_token_ids=PROMPTS, response_token_ids=RESPONSES
-        )
+        for row in scored_rows(model, PROMPTS, RESPONSES)
     ]
 
 
@@ -68,7 +69,13 @@ def whole_batch(
     )
     loss = aggregate_loss_across_microbatch(per_token, batch["response_mask"], normalization, constant)
     loss.backward()
-    entropy = scored["token_entropy"][batch["response_mask"]].mean().item()
+    teach = advantages != 0
+    if old is not None:  # ratios are seen at the rows that teach
+        part = (advantages[teach], scored["log_probs"][teach], method, old[teach], cliprange)
+        ratios = compute_policy_gradient_loss(*part, batch["response_mask"][teach])[1]
+        metadata |= {name: ratios[name] for name in ("ratio_min", "ratio_max")}
+    used = batch["response_mask"] & teach[:, None]
+    entropy = scored["token_entropy"][used].mean().item()
     return loss.item(), metadata, entropy, {name: p.grad for name, p in model.named_parameters()}
 
 
@@ -146,13 +153,20 @@ def rows_passed(model, **arguments):
     return seen, metadata
 
 
-def test_pruned_rows_are_scored_without_gradient_or_not_at_all():
-    model = Bigram(60)
-    seen, every = rows_passed(model, gradient_accumulation_steps=4, **BATCH)
-    assert seen == [(4, True), (4, True), (4, False), (4, False)]  # 8 of 16 rows learn: half the microbatches
-    seen, kept = rows_passed(model, gradient_accumulation_steps=4, entropy_rows="kept", **BATCH)
-    assert seen == [(4, True), (4, True)]
-    assert {k for k in every if every[k] != kept[k]} == {"token_entropy"}
+def test_pruned_rows_are_not_passed_through_the_model():
+    seen, metadata = rows_passed(Bigram(60), gradient_accumulation_steps=4, **BATCH)
+    assert seen == [(4, True), (4, True)]  # 8 of 16 rows learn: half the microbatches
+    decided = BATCH | {"repeated_ground_truths": ["1"] * 16}
+    seen, metadata = rows_passed(Bigram(60), **decided)
+    assert seen == [] and "token_entropy" not in metadata
+
+
+def test_the_samplers_entropies_are_those_of_the_whole_batch():
+    entropies = [[float(i + t) for t in range(len(row))] for i, row in enumerate(RESPONSES)]
+    mean = sum(map(sum, entropies)) / sum(map(len, entropies))
+    for truths in (TRUTHS, ["1"] * 16):
+        arguments = BATCH | {"repeated_ground_truths": truths, "entropies": entropies}
+        assert grads_of_step(MODEL, **arguments)[1]["token_entropy"] == pytest.approx(mean)
 
 
 def test_equal_rewards_that_are_not_0_or_1_are_pruned_too():
@@ -167,25 +181,13 @@ def test_a_batch_without_signal_steps_with_zero_gradients_as_it_would_unpruned()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 
     def step(truths):
-        return grpo_train_step(
-            model,
-            IdsOnly,
-            optimizer,
-            2,
-            1.0,
-            by_truth,
-            [""] * 16,
-            [""] * 16,
-            truths,
-            4,
-            prompt_token_ids=PROMPTS,
-            response_token_ids=RESPONSES,
-        )
+        options = dict(gradient_accumulation_steps=2, max_grad_norm=1.0)
+        return step_on_ids(model, optimizer, **BATCH | {"repeated_ground_truths": truths}, **options)
 
     step(TRUTHS)
     reference, state = copy.deepcopy(model), copy.deepcopy(optimizer.state_dict())
     loss, metadata = step(["0"] * 16)
-    assert loss == 0 and metadata["loss"] == 0 and metadata["token_entropy"] > 0
+    assert loss == 0 and metadata["loss"] == 0
     other = torch.optim.Adam(reference.parameters(), lr=0.1)
     other.load_state_dict(state)
     reference.table.grad = torch.zeros_like(reference.table)
@@ -280,21 +282,8 @@ def test_learning_rate_zero_leaves_the_model_and_the_gap_to_the_sampler():
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0)
     gaps = []
     for _ in range(3):
-        _, metadata = grpo_train_step(
-            model,
-            IdsOnly,
-            optimizer,
-            2,
-            1.0,
-            by_truth,
-            [""] * 16,
-            [""] * 16,
-            TRUTHS,
-            4,
-            prompt_token_ids=PROMPTS,
-            response_token_ids=RESPONSES,
-            sampler_log_probs=[(row + 0.25).tolist() for row in old_of(MODEL)],
-        )
+        sampled = [(row + 0.25).tolist() for row in old_of(MODEL)]
+        _, metadata = step_on_ids(model, optimizer, **BATCH, sampler_log_probs=sampled)
         gaps.append((metadata["logprob_gap_mean"], metadata["logprob_gap_max"]))
     assert gaps[0] == gaps[1] == gaps[2] == pytest.approx((0.25, 0.25), abs=1e-4)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), MODEL.parameters()))
@@ -316,16 +305,13 @@ def test_rows_stay_aligned_whatever_their_order():
             old_log_probs=[old[i] for i in rows],
             advantages=advantages[rows],
             tis_weights=[weights[i] for i in rows],
-            group_size=99,
-            reward_fn=None,
             prompt_token_ids=[PROMPTS[i] for i in rows],
             response_token_ids=[RESPONSES[i] for i in rows],
-            rewards_metadata={"reward": 0.5},
         )
 
     loss, metadata, grads = run(list(range(16)), 1)
     other_loss, other_metadata, other = run(order, 5)
-    assert metadata["reward"] == 0.5 and largest_difference(other, grads) < 2e-5
+    assert largest_difference(other, grads) < 2e-5
     assert {k: pytest.approx(v, abs=1e-4) for k, v in metadata.items()} == other_metadata
     plain = grads_of_step(
         MODEL, importance_reweighting_method="grpo", cliprange=0.2, old_log_probs=old, **BATCH
@@ -353,18 +339,8 @@ def test_old_log_probs_come_back_in_row_order_whatever_the_microbatches():
         expected = get_response_log_probs(MODEL, batch["input_ids"], batch["labels"], temperature=0.8)[
             "log_probs"
         ]
-    for size, shared in ((3, True), (16, True), (5, False)):
-        rows = response_log_probs(
-            MODEL,
-            IdsOnly,
-            None,
-            None,
-            prompt_token_ids=PROMPTS,
-            temperature=0.8,
-            response_token_ids=RESPONSES,
-            microbatch_size=size,
-            shared_prefix=shared,
-        )
+    for size in (3, 16, 5):
+        rows = scored_rows(MODEL, PROMPTS, RESPONSES, temperature=0.8, microbatch_size=size)
         assert [len(row) for row in rows] == [len(response) for response in RESPONSES]
         torch.testing.assert_close(torch.cat(rows), expected[batch["response_mask"]], rtol=1e-5, atol=1e-5)
 
@@ -429,20 +405,7 @@ def test_stale_gradients_are_not_counted():
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    _, metadata = grpo_train_step(
-        model,
-        IdsOnly,
-        optimizer,
-        1,
-        None,
-        by_truth,
-        [""] * 16,
-        [""] * 16,
-        TRUTHS,
-        4,
-        prompt_token_ids=PROMPTS,
-        response_token_ids=RESPONSES,
-    )
+    _, metadata = step_on_ids(model, optimizer, **BATCH)
     assert metadata["grad_norm"] == pytest.approx(grads_of_step(MODEL, **BATCH)[1]["grad_norm"])
 
 
@@ -463,19 +426,10 @@ def test_it_learns_which_word_is_right():
         sampled = torch.multinomial(
             model.table[3].detach().softmax(0), 16, True, generator=generator
         ).tolist()
-        _, metadata = grpo_train_step(
-            model,
-            tokenizer,
-            optimizer,
-            2,
-            1.0,
-            by_truth,
-            ["Hello"] * 16,
-            [""] * 16,
-            [str(int(token == 8)) for token in sampled],
-            8,
-            response_token_ids=[[token] for token in sampled],
-        )
+        words = [next(word for word, i in WORDS.items() if i == token) for token in sampled]
+        truths = [str(int(token == 8)) for token in sampled]
+        step = (model, tokenizer, optimizer, 2, 1.0, by_truth, ["Hello"] * 16, words, truths, 8)
+        _, metadata = grpo_train_step(*step)
         rewards.append(metadata["reward"])
     assert sum(rewards[:3]) / 3 < 0.5 and sum(rewards[-3:]) / 3 > 0.9
 
@@ -486,7 +440,10 @@ def test_it_learns_which_word_is_right():
         (dict(group_size=3), "group_size: got 3"),
         (dict(group_size=1), "group_size: got 1"),
         (dict(importance_reweighting_method="grpo"), "old_log_probs"),
-        (dict(importance_reweighting_method="grpo", old_log_probs=[[0.0]] * 16), "cliprange"),
+        (
+            dict(importance_reweighting_method="grpo", old_log_probs=torch.zeros(16, 30)),
+            "cliprange: got None",
+        ),
         (
             dict(importance_reweighting_method="noclip", old_log_probs=[[0.0]] * 3),
             "old_log_probs: got 3 rows",
@@ -505,7 +462,6 @@ def test_it_learns_which_word_is_right():
         (dict(advantages=[float("nan")] * 16), "advantages"),
         (dict(gradient_accumulation_steps=0), "gradient_accumulation_steps: got 0"),
         (dict(max_grad_norm=0.0), "max_grad_norm: got 0.0"),
-        (dict(entropy_rows="some"), "entropy_rows: got 'some'"),
         (dict(repeated_ground_truths=["1"]), "16 responses and 1 ground truths"),
         (dict(reward_fn=lambda r, t: {"reward": float("nan")}), "nan"),
         (dict(temperature=0.0), "temperature: got 0"),
@@ -526,3 +482,18 @@ def test_bad_input_is_named_before_the_model_is_touched(changes, named):
     model.register_forward_hook(lambda *args: pytest.fail("the model was called"))
     with pytest.raises(ValueError, match=named):
         grads_of_step(model, **(BATCH | changes))
+
+
+# ---- groups
+
+
+def test_the_rows_of_a_group_may_stand_anywhere():
+    assert rows_by_group(torch.tensor([1, 0, 1, 0])).tolist() == [[1, 3], [0, 2]]
+    with pytest.raises(ValueError, match="groups: got 1 to 3 responses per prompt"):
+        rows_by_group(torch.tensor([0, 0, 1, 0]))
+
+
+def test_prompts_that_alternate_are_refused():
+    step = (Bigram(10), toy_tokenizer(), None, 1, None, by_truth)
+    with pytest.raises(ValueError, match="repeated_prompts: rows 0 to 1 are one group"):
+        grpo_train_step(*step, ["Hello", "world"] * 2, ["a", "test"] * 2, ["1", "0"] * 2, 2)

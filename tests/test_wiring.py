@@ -14,6 +14,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 import torch
+from tiny_model import save_tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlkit import (
@@ -28,7 +29,6 @@ from rlkit import (
     train,
 )
 from rlkit.laptop import model_path
-from tiny_model import save_tiny_model
 
 # every field that reaches a number, at a value nobody would have by default
 ODD = dict(

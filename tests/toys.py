@@ -105,22 +105,86 @@ def rollouts(n_groups=4, group_size=4, vocabulary=60, longest=9, seed=1, common=
     return prompts, responses
 
 
-def grads_of_step(model, **arguments):
-    """(loss, metadata, {name: gradient}) of one ``grpo_train_step`` on a copy: SGD with lr 1 shows the gradient."""
-    from rlkit import grpo_train_step
+def batch_of_ids(prompts, responses, **columns):
+    """A RolloutBatch from ids; each column is beside the labels, or one row of values per response."""
+    from rlkit.batch import RolloutBatch, beside_labels
+    from rlkit.tokenization import join_and_shift
 
+    batch = RolloutBatch(**join_and_shift(prompts, responses, 0))
+    for name, values in columns.items():
+        setattr(batch, name, None if values is None else beside_labels(name, values, batch.response_mask))
+    return batch
+
+
+def scored_rows(model, prompts, responses, **options):
+    """``response_log_probs`` as a list with one row per response, one value per token."""
+    from rlkit.grpo import response_log_probs
+
+    batch = batch_of_ids(prompts, responses)
+    scores = response_log_probs(model, batch, **options)
+    return [row[mask] for row, mask in zip(scores, batch.response_mask)]
+
+
+def step_on_ids(
+    model,
+    optimizer,
+    prompt_token_ids,
+    response_token_ids,
+    repeated_ground_truths=None,
+    reward_fn=None,
+    group_size=4,
+    baseline="mean",
+    advantage_eps=1e-6,
+    advantage_normalizer="std",
+    importance_reweighting_method="none",
+    loss_normalization="sequence",
+    advantages=None,
+    old_log_probs=None,
+    tis_weights=None,
+    sampler_log_probs=None,
+    entropies=None,
+    shared_prefix=True,
+    **options,
+):
+    """The handout's step from ids in place of text: (loss, metadata)."""
+    from unittest import mock
+
+    from rlkit import compute_group_normalized_rewards, compute_rollout_rewards, get_response_log_probs
+    from rlkit.algorithms import Algorithm
+    from rlkit.grpo import train_step
+    from rlkit.support.arguments import as_tensor
+
+    means = groups = {}
+    if advantages is None:
+        truths = ["0"] * len(response_token_ids) if repeated_ground_truths is None else repeated_ground_truths
+        responses = [""] * len(response_token_ids)
+        rewards, means = compute_rollout_rewards(reward_fn or by_truth, responses, truths)
+        advantages, groups = compute_group_normalized_rewards(
+            rewards, group_size, baseline, advantage_eps, advantage_normalizer
+        )
+    batch = batch_of_ids(
+        prompt_token_ids,
+        response_token_ids,
+        old_log_probs=old_log_probs,
+        tis_weights=tis_weights,
+        sampler_log_probs=sampler_log_probs,
+        entropies=entropies,
+    )
+    batch.advantages = as_tensor("advantages", advantages, "numbers", dtype=torch.float32)
+    algorithm = Algorithm(
+        "", baseline, advantage_normalizer, loss_normalization, importance_reweighting_method
+    )
+    patch = {} if shared_prefix else {"get_shared_prefix_log_probs": get_response_log_probs}
+    with mock.patch.multiple("rlkit.grpo", **patch) if patch else mock.MagicMock():
+        loss, metadata = train_step(model, optimizer, batch, algorithm, **options)
+    return loss, means | groups | metadata
+
+
+def grads_of_step(model, **arguments):
+    """(loss, metadata, {name: gradient}) of one step on a copy: SGD with lr 1 shows the gradient."""
     model = copy.deepcopy(model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    defaults = dict(
-        gradient_accumulation_steps=1, max_grad_norm=None, tokenizer=IdsOnly, reward_fn=by_truth, group_size=4
-    )
-    arguments = defaults | arguments
-    n = len(arguments["response_token_ids"])
-    arguments.setdefault("repeated_prompts", [""] * n)
-    arguments.setdefault("rollout_responses", [""] * n)
-    arguments.setdefault("repeated_ground_truths", ["0"] * n)
-    loss, metadata = grpo_train_step(model=model, optimizer=optimizer, **arguments)
+    loss, metadata = step_on_ids(model, torch.optim.SGD(model.parameters(), lr=1.0), **arguments)
     assert all(p.grad is None for p in model.parameters())
     return loss, metadata, {name: before[name] - p.detach() for name, p in model.named_parameters()}
 

@@ -18,8 +18,18 @@ from pathlib import Path
 import torch
 
 from rlkit.advantages import compute_group_normalized_rewards
-from rlkit.grpo import make_train_batch, score, select_rows, split_rows
-from rlkit.losses import check_reweighting, clip_statistics, importance_ratio
+from rlkit.batch import RolloutBatch, beside_labels
+from rlkit.grpo import score
+from rlkit.losses import (
+    REWEIGHTINGS,
+    check_reweighting,
+    clip_statistics,
+    loss_gspo,
+    sequence_ratio,
+    token_ratio,
+)
+from rlkit.support.arguments import as_tensor, check_shape, named_function
+from rlkit.tokenization import tokenize_prompt_and_output
 
 COLOR_BY = {
     "advantage": "advantage (one per response, no unit)",
@@ -94,25 +104,22 @@ def annotate_rollouts(
         )
     if advantages is None and "reward" not in named:
         raise ValueError("rewards: got none and no advantages either, expected one of them")
+    method_function = named_function("method", method, REWEIGHTINGS)
     if old_log_probs is not None:
-        check_reweighting(method, old_log_probs, cliprange)
+        check_reweighting(method_function, old_log_probs, cliprange)
     if advantages is None:
         advantages, _ = compute_group_normalized_rewards(named["reward"], group_size)
-    batch = make_train_batch(
-        model,
-        tokenizer,
-        prompts,
-        [""] * n_rows,
-        token_ids,
-        prompt_token_ids,
-        advantages=advantages,
-        old_log_probs=old_log_probs,
-    )
+    ids = dict(prompt_token_ids=prompt_token_ids, output_token_ids=token_ids)
+    batch = RolloutBatch(**tokenize_prompt_and_output(prompts, None, tokenizer, **ids))
+    batch.advantages = as_tensor("advantages", advantages, "numbers", dtype=torch.float32)
+    check_shape("advantages", batch.advantages, (n_rows,), "one per response")
+    if old_log_probs is not None:
+        batch.old_log_probs = beside_labels("old_log_probs", old_log_probs, batch.response_mask)
+    batch = batch.to(next(model.parameters()).device)
     columns = [{}] * n_rows
-    for rows in split_rows(batch, batch["response_mask"].any(dim=1), microbatch_size, by_response=True):
-        for i, column in zip(
-            rows.tolist(), _score(model, select_rows(batch, rows), method, cliprange, temperature)
-        ):
+    for rows in batch.split(batch.response_mask.any(dim=1), microbatch_size):
+        scored = _score(model, batch.select(rows), method_function, cliprange, temperature)
+        for i, column in zip(rows.tolist(), scored):
             columns[i] = column
     return [
         {
@@ -135,17 +142,14 @@ def annotate_rollouts(
 @torch.no_grad()
 def _score(model, part, method, cliprange, temperature):
     """A list with {name: one value per scored token} for each row."""
-    scored, masks, result = score(model, part, temperature), part["response_mask"], []
-    ratios = importance_ratio(
-        scored["log_probs"],
-        part.get("old_log_probs", scored["log_probs"]),
-        masks,
-        per_sequence=method == "gspo",
-    ).expand_as(masks)
+    scored, masks, result = score(model, part, temperature, None, True), part.response_mask, []
+    old = scored["log_probs"] if part.old_log_probs is None else part.old_log_probs
+    ratio = sequence_ratio if method is loss_gspo else token_ratio
+    ratios = ratio(scored["log_probs"], old, masks).expand_as(masks)
     for i, mask in enumerate(masks):
-        tokens, advantage = mask.nonzero().squeeze(1), part["advantages"][i].view(1, 1)
+        tokens, advantage = mask.nonzero().squeeze(1), part.advantages[i].view(1, 1)
         clipped = [None] * len(tokens)
-        if "old_log_probs" in part:  # the loss's own count, of one token at a time
+        if part.old_log_probs is not None:  # the loss's own count, of one token at a time
             counts = [
                 clip_statistics(method, advantage, ratios[i, t].view(1, 1), cliprange, mask[t].view(1, 1))
                 for t in tokens
