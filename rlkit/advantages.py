@@ -1,24 +1,20 @@
 """From responses to rewards, and from rewards to advantages: (reward - baseline) / normaliser."""
 
-from math import comb
-
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from rlkit.support.arguments import as_tensor, check_finite, check_number, named_function
-from rlkit.support.checks import number, shown
-
-REWARD_KEYS = ("reward", "format_reward", "answer_reward")
-Rewards = Float64[Tensor, "groups G"]
-PerGroup = Float64[Tensor, "groups #G"]
-
+from rlkit.support.metrics import group_statistics
+from rlkit.support.shapes import PerGroup, PerPosition, Rewards
+from rlkit.tasks.rewards import grade_responses
 
 # ---- baselines: what is subtracted from a reward
 
 
 def group_mean(rewards: Rewards) -> PerGroup:
-    """sum_j r_j / G, held between the smallest and the largest so that equal rewards give exactly that reward.
+    """sum_j r_j / G, held between the smallest and the largest so that equal rewards give exactly that
+    reward.
 
     GRPO (DeepSeekMath, 2402.03300) and all that came after it.
     """
@@ -60,60 +56,27 @@ def group_advantages(rewards: Rewards, baseline, normalizer, eps: float) -> Rewa
 # ---- the handout's two functions
 
 
-def compute_rollout_rewards(
-    reward_fn, rollout_responses, repeated_ground_truths
-) -> tuple[Float[Tensor, " N"], dict]:
+def compute_rollout_rewards(reward_fn, rollout_responses, repeated_ground_truths) -> tuple[PerPosition, dict]:
     """Grade every response against its ground truth.
 
     Args:
-        reward_fn: ``f(response, ground_truth) -> dict`` with "reward" and, if it has them, "format_reward" and
-            "answer_reward"; bool, int and float values are all fine.
-        rollout_responses, repeated_ground_truths: lists of N strings; row i of one belongs to row i of the other.
+        reward_fn: ``f(response, ground_truth) -> dict`` with "reward" and, if it has them, "format_reward"
+            and "answer_reward"; bool, int and float values are all fine.
+        rollout_responses, repeated_ground_truths: lists of N strings, row by row.
 
     Returns:
         (raw_rewards, metadata): a float32 tensor (N,), and the batch mean of each reward under its own name.
 
-    Raises:
-        ValueError: lengths that differ, a result without "reward", or a reward that is NaN or infinite.
-
+    Raises ValueError for lengths that differ, a result without "reward", a reward that is NaN or infinite.
     Source: the handout's section 4.2.3.
     """
     rows = grade_responses(reward_fn, rollout_responses, repeated_ground_truths)
     return rows["reward"], {name: values.mean().item() for name, values in rows.items()}
 
 
-def grade_responses(reward_fn, responses, ground_truths) -> dict[str, Float[Tensor, " N"]]:
-    """The rewards row by row, {name: (N,) float32}, for the names that the function gives.
-
-    ``compute_rollout_rewards`` is this plus the means.
-    """
-    if len(responses) != len(ground_truths) or not len(responses):
-        raise ValueError(
-            f"rollout_responses, repeated_ground_truths: got {len(responses)} responses and "
-            f"{len(ground_truths)} ground truths, expected the same number, at least one"
-        )
-    graded = [reward_fn(response, truth) for response, truth in zip(responses, ground_truths)]
-    for row in graded:
-        if not isinstance(row, dict) or "reward" not in row:
-            raise ValueError(
-                f"reward_fn: expected a dict with the key 'reward' for every response, got {row!r}"
-            )
-    rows = {}
-    for name in REWARD_KEYS:
-        if all(name in row for row in graded):
-            values = [row[name] for row in graded]
-            rows[name] = torch.tensor([float(v) if isinstance(v, bool) else number(v) for v in values])
-            for value, fine in zip(values, rows[name].isfinite().tolist()):
-                if not fine:
-                    raise ValueError(
-                        f"reward_fn: {name!r} of a response is {shown(value)}, expected finite numbers"
-                    )
-    return rows
-
-
 def compute_group_normalized_rewards(
     raw_rewards, group_size, baseline="mean", advantage_eps=1e-6, advantage_normalizer="std"
-) -> tuple[Float[Tensor, " N"], dict]:
+) -> tuple[PerPosition, dict]:
     """Advantages: (reward - baseline) / normaliser, each group of ``group_size`` rows by itself, in float64.
 
     Args:
@@ -127,8 +90,9 @@ def compute_group_normalized_rewards(
         numbers of ``group_statistics``.
 
     Raises:
-        ValueError: N not a multiple of group_size, NaN or infinite rewards, one response per group with "std",
-        negative rewards with "mean" as normaliser (a negative divisor would reverse the ranking), unknown names.
+        ValueError: N not a multiple of group_size, NaN or infinite rewards, one response per group with
+        "std", negative rewards with "mean" as normaliser (a negative divisor would reverse the ranking),
+        unknown names.
 
     Source: GRPO (DeepSeekMath, 2402.03300), Dr. GRPO (2503.20783), MaxRL (2602.02710).
     """
@@ -142,31 +106,6 @@ def compute_group_normalized_rewards(
     check_finite("baseline, advantage_normalizer: an advantage", advantages.flatten())
     dtype = torch.float64 if raw.dtype == torch.float64 else torch.float32
     return advantages.flatten().to(dtype), group_statistics(rewards, advantages)
-
-
-def group_statistics(rewards: Rewards, advantages: Rewards) -> dict:
-    """Plain numbers: reward_mean, reward_std (over the batch, 0 for one row), reward_min, reward_max; the counts
-    groups_all_right (every reward >= 1), groups_all_wrong (every reward <= 0), groups_mixed (the rest);
-    zero_advantage_share; and pass_at_k, a list whose entry k - 1 is the unbiased estimate of the chance that
-    one of k responses has a reward >= 1."""
-    n_groups, group_size = rewards.shape
-    all_right = int((rewards >= 1).all(dim=1).sum())
-    all_wrong = int((rewards <= 0).all(dim=1).sum())
-    wrong = (rewards < 1).sum(dim=1).tolist()
-    return {
-        "reward_mean": rewards.mean().item(),
-        "reward_std": rewards.std().item() if rewards.numel() > 1 else 0.0,
-        "reward_min": rewards.min().item(),
-        "reward_max": rewards.max().item(),
-        "groups_all_right": all_right,
-        "groups_all_wrong": all_wrong,
-        "groups_mixed": n_groups - all_right - all_wrong,
-        "zero_advantage_share": (advantages == 0).double().mean().item(),
-        "pass_at_k": [
-            1 - sum(comb(w, k) for w in wrong) / (n_groups * comb(group_size, k))
-            for k in range(1, group_size + 1)
-        ],
-    }
 
 
 def rows_by_group(groups: Int[Tensor, " batch"]) -> Int[Tensor, "groups G"]:
@@ -187,7 +126,8 @@ def check_groups(raw: Tensor, group_size, normalizer) -> None:
     whole = isinstance(group_size, int) and not isinstance(group_size, bool) and group_size >= 1
     if not whole or len(raw) % group_size:
         raise ValueError(
-            f"group_size: got {group_size!r} for {len(raw)} rewards, expected a positive divisor of their number"
+            f"group_size: got {group_size!r} for {len(raw)} rewards, expected a positive divisor of their "
+            f"number"
         )
     if normalizer is group_std and group_size == 1:
         raise ValueError(

@@ -10,8 +10,8 @@ from rlkit.support.checks import hint
 class Algorithm:
     """What tells one policy-gradient estimator from another; the rest is shared.
 
-    baseline, advantage_normalizer: a name in ``rlkit.advantages.BASELINES`` and ``NORMALIZERS``, or a function
-        like those there, of the rewards (n_groups, G).
+    baseline, advantage_normalizer: a name in ``rlkit.advantages.BASELINES`` and ``NORMALIZERS``, or a
+        function like those there, of the rewards (n_groups, G).
     loss_normalization: a name in ``rlkit.losses.LOSS_NORMALIZATIONS``, or a function like those there.
     importance_reweighting_method: a name in ``rlkit.losses.REWEIGHTINGS``, or a function like those there.
     cliprange: how far an importance ratio may leave 1, for the methods that clip.

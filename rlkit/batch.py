@@ -3,14 +3,13 @@
 from dataclasses import dataclass, fields
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlkit.support.arguments import as_tensor
 from rlkit.support.checks import shown
+from rlkit.support.shapes import Mask, PerToken, Rows, Tokens
 from rlkit.tokenization import join_and_shift
-
-PerToken = Float[Tensor, "batch time"]
 
 
 @dataclass
@@ -20,14 +19,15 @@ class RolloutBatch:
     input_ids, labels, response_mask: as ``tokenize_prompt_and_output`` gives them.
     groups: the prompt that each row answers, counted from 0. Rows of a group may stand anywhere.
     advantages: one per row. A row of advantage 0 teaches nothing and is not passed through the model.
-    old_log_probs, sampler_log_probs: of the policy before the first update, by the trainer and by the sampler.
+    old_log_probs, sampler_log_probs: of the policy before the first update, by the trainer and by the
+    sampler.
     tis_weights: detached factors of the loss (truncated importance sampling, trainer / sampler).
     entropies: of the distributions that the tokens were drawn from, by the sampler, in nats.
     """
 
-    input_ids: Int[Tensor, "batch time"]
-    labels: Int[Tensor, "batch time"]
-    response_mask: Bool[Tensor, "batch time"]
+    input_ids: Tokens
+    labels: Tokens
+    response_mask: Mask
     groups: Int[Tensor, " batch"] | None = None
     advantages: Float[Tensor, " batch"] | None = None
     old_log_probs: PerToken | None = None
@@ -51,7 +51,7 @@ class RolloutBatch:
         width = int(self.row_ends()[rows].max())
         return self.apply(lambda tensor: tensor[rows][:, :width] if tensor.ndim == 2 else tensor[rows])
 
-    def split(self, chosen: Bool[Tensor, " batch"], size: int) -> tuple[Int[Tensor, " rows"], ...]:
+    def split(self, chosen: Rows, size: int) -> tuple[Int[Tensor, " rows"], ...]:
         """The chosen rows in pieces of at most ``size``, responses of like length together (less padding)."""
         rows = chosen.nonzero().squeeze(1)
         return rows[self.response_lengths()[rows].argsort(stable=True)].split(size) if len(rows) else ()
@@ -68,8 +68,8 @@ class RolloutBatch:
 def rollout_batch(groups, filler: int = 0) -> RolloutBatch:
     """The batch of what ``Sampler.generate`` gave: a list of completions per prompt, by their own token ids.
 
-    Log-probs and entropies are there if every completion has them. ValueError for a completion without the ids
-    of its prompt, or with another number of log-probs than of tokens.
+    Log-probs and entropies are there if every completion has them. ValueError for a completion without the
+    ids of its prompt, or with another number of log-probs than of tokens.
     """
     rows = [(group, completion) for group, completions in enumerate(groups) for completion in completions]
     if not rows:
@@ -90,9 +90,9 @@ def rollout_batch(groups, filler: int = 0) -> RolloutBatch:
     return batch
 
 
-def beside_labels(name: str, values, mask: Bool[Tensor, "batch time"]) -> PerToken:
-    """Float32 values beside the labels, from a (B, T) tensor (wider right padding is cut) or from B rows of one
-    value per response token. ValueError where they do not fit."""
+def beside_labels(name: str, values, mask: Mask) -> PerToken:
+    """Float32 values beside the labels, from a (B, T) tensor (wider right padding is cut) or from B rows of
+    one value per response token. ValueError where they do not fit."""
     n_rows, width = mask.shape
     if not hasattr(values, "__len__") or isinstance(values, str):
         raise ValueError(f"{name}: got {shown(values)}, expected {n_rows} rows, one per response")

@@ -5,8 +5,6 @@ from contextlib import nullcontext
 from math import isfinite
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from rlkit.advantages import compute_group_normalized_rewards, compute_rollout_rewards
 from rlkit.algorithms import Algorithm
@@ -22,7 +20,8 @@ from rlkit.losses import (
 )
 from rlkit.samplers.shared_scoring import get_shared_prefix_log_probs
 from rlkit.support.arguments import check_count, check_finite, check_number, check_shape, named_function
-from rlkit.support.step_metrics import batch_statistics, microbatch_statistics
+from rlkit.support.metrics import batch_statistics, microbatch_statistics
+from rlkit.support.shapes import PerToken, Rows, Scalar
 from rlkit.tokenization import tokenize_prompt_and_output
 
 
@@ -38,35 +37,35 @@ def train_step(
     cliprange=None,
     normalization_constant=None,
     autocast_dtype=None,
-) -> tuple[Float[Tensor, ""], dict]:
+) -> tuple[Scalar, dict]:
     """Score, weigh by the advantages, accumulate gradients, take ONE optimizer step.
 
     Args:
         batch: with advantages, and with old_log_probs if the algorithm reweights by them.
         gradient_accumulation_steps: microbatches a full batch is cut into (each of ceil(B / steps) rows). It
             changes memory and speed, never the result.
-        max_grad_norm: the gradient is scaled down to this norm if it is longer; None leaves it.
-        temperature: the sampler's.
+        max_grad_norm: a longer gradient is scaled down to this norm; None leaves it. temperature: the
+        sampler's.
         cliprange: None is the algorithm's. normalization_constant: see ``constant_sum``.
         autocast_dtype: such as torch.bfloat16, for mixed precision around the forward pass; None for none.
 
-    Rows of advantage zero have no gradient and are never passed through the model, but they keep counting in
-    every divisor: loss and gradient are those of the unpruned batch. (A reweighting of the reader's own is given
-    every row, since its loss need not be proportional to the advantage.) If no row is left the loss is 0 and the
-    optimizer still steps, with zero gradients, as it would unpruned. Empty responses are not passed through the
-    model at all. A gradient that is not finite is never applied: that step is skipped with a warning.
+    Rows of advantage zero have no gradient and are never passed through the model, nor are empty responses;
+    they keep counting in every divisor, so loss and gradient are those of the unpruned batch. (A reweighting
+    of one's own is given every row, since its loss need not be proportional to the advantage.) If no row is
+    left the loss is 0 and the optimizer still steps, with zero gradients, as it would unpruned. A gradient
+    that is not finite
+    is never applied: that step is skipped with a warning.
 
     Returns:
-        (loss, metadata). loss is a detached scalar. metadata holds plain numbers: loss, grad_norm (before
-        clipping), token_entropy (mean over response tokens, nats: of all rows if ``batch.entropies`` is there,
-        else of the rows used), clip_fraction, clip_fraction_low, clip_fraction_high (of all the batch's response
-        tokens, or sequences for "gspo"), ratio_min and ratio_max (to the old policy, on-policy to the sampler),
-        logprob_gap_mean and logprob_gap_max (|model - sampler|), response_length (mean tokens), rows_used (rows
-        passed through the model), lr, and the counts behind them (n_*). What is not finite is left out.
-        Afterwards every gradient is None.
+        (loss, metadata). loss is a detached scalar. metadata holds plain numbers, what is not finite left
+        out: loss, grad_norm (before clipping), token_entropy (mean over response tokens, nats: of all rows if
+        ``batch.entropies`` is there, else of the rows used), clip_fraction and its two sides (of all the
+        batch's response tokens, or sequences for "gspo"), ratio_min and ratio_max (to the old policy,
+        on-policy to the sampler), logprob_gap_mean and logprob_gap_max (|model - sampler|), response_length
+        (mean tokens), rows_used (rows passed through the model), lr, and the counts behind them (n_*). Every
+        gradient is None.
 
-    Raises:
-        ValueError: arguments that do not fit, before the model is touched.
+    Raises ValueError for arguments that do not fit, before the model is touched.
 
     Source: the handout's sections 4.2.4, 5.4 and 6.4.
     """
@@ -112,8 +111,8 @@ def train_step(
     return torch.tensor(batch_loss), {name: value for name, value in metadata.items() if isfinite(value)}
 
 
-def rows_that_teach(batch: RolloutBatch, algorithm: Algorithm) -> Bool[Tensor, " batch"]:
-    """Rows with a response and an advantage other than 0; any response for a reweighting of the reader's own."""
+def rows_that_teach(batch: RolloutBatch, algorithm: Algorithm) -> Rows:
+    """Rows with a response and an advantage other than 0 (any advantage for a reweighting of one's own)."""
     own = algorithm.importance_reweighting_method not in REWEIGHTINGS
     return batch.response_mask.any(dim=1) & (own | (batch.advantages != 0))
 
@@ -137,8 +136,9 @@ def score(
 @torch.no_grad()
 def response_log_probs(
     model, batch: RolloutBatch, *, temperature=1.0, microbatch_size=32, autocast_dtype=None, rows=None
-) -> Float[Tensor, "batch time"]:
-    """The model's log-probabilities of the response tokens, without gradient: the off-policy ``old_log_probs``.
+) -> PerToken:
+    """The model's log-probabilities of the response tokens, without gradient: the off-policy
+    ``old_log_probs``.
 
     rows: (B,) bool, which rows to score; None is all. Float32 on the model's device, 0 elsewhere.
     """
@@ -209,16 +209,14 @@ def grpo_train_step(
     cliprange=None,
     loss_normalization="sequence",
     normalization_constant=None,
-) -> tuple[Float[Tensor, ""], dict]:
+) -> tuple[Scalar, dict]:
     """Reward, normalise, tokenise, and ``train_step``.
 
     Args (B responses; T the longest row minus 1):
-        repeated_prompts, rollout_responses, repeated_ground_truths: B strings each, group_size in a row per prompt.
-        reward_fn: see ``compute_rollout_rewards``.
-        baseline, advantage_eps, advantage_normalizer: see ``compute_group_normalized_rewards``.
-        importance_reweighting_method, cliprange: see ``compute_policy_gradient_loss``.
-        old_log_probs: the sampling policy's, (B, T) beside the labels, or B rows of one value per response token.
-        loss_normalization, normalization_constant: see ``aggregate_loss_across_microbatch``.
+        repeated_prompts, rollout_responses, repeated_ground_truths: B strings each, group_size in a row per
+        prompt.
+        old_log_probs: the sampling policy's, (B, T) beside the labels, or B rows of one value per token.
+        The other arguments are the components'.
 
     Returns (loss, metadata) of ``train_step``; metadata also holds the mean rewards and the group statistics.
     Raises ValueError for what the components refuse, before the model is touched.
@@ -232,7 +230,8 @@ def grpo_train_step(
     for start in range(0, len(repeated_prompts), group_size):
         if len(set(repeated_prompts[start : start + group_size])) > 1:
             raise ValueError(
-                f"repeated_prompts: rows {start} to {start + group_size - 1} are one group and have different "
+                f"repeated_prompts: rows {start} to {start + group_size - 1} are one group and have "
+                f"different "
                 f"prompts, expected the {group_size} responses to a prompt in a row"
             )
     batch = RolloutBatch(**tokenize_prompt_and_output(repeated_prompts, rollout_responses, tokenizer))

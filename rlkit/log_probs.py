@@ -1,38 +1,28 @@
 """Log-probabilities of given tokens under a model, and the entropy of its next-token distributions."""
 
-from weakref import WeakKeyDictionary
-
 import torch
-from jaxtyping import Bool, Float, Float32, Int
-from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rlkit.support.arguments import check_matrix, check_number, check_shape
+from rlkit.support.probes import output_head
+from rlkit.support.shapes import Labels, Logits, Mask, PerPosition, Scores, Tokens
 
 CHUNK_ELEMENTS = 2**24  # float32 logits made at once: 64 MiB, 167 positions of 100,352 tokens
 
-Tokens = Int[Tensor, "batch time"]
-Mask = Bool[Tensor, "batch time"]
-Scores = dict[str, Float32[Tensor, "batch time"]]
 
-
-def log_distribution(
-    logits: Float[Tensor, "N vocabulary"], temperature=1.0
-) -> Float32[Tensor, "N vocabulary"]:
+def log_distribution(logits: Logits, temperature=1.0) -> Logits:
     """log softmax(z / T), in float32."""
     logits = logits.float()
     return (logits if temperature == 1 else logits / temperature).log_softmax(dim=-1)
 
 
-def label_log_probs(
-    log_p: Float32[Tensor, "N vocabulary"], labels: Int[Tensor, " N"]
-) -> Float32[Tensor, " N"]:
+def label_log_probs(log_p: Logits, labels: Labels) -> PerPosition:
     """log p of each row's label."""
     return log_p.gather(1, labels[:, None]).squeeze(1)
 
 
 @torch.no_grad()
-def token_entropy(log_p: Float32[Tensor, "N vocabulary"]) -> Float32[Tensor, " N"]:
+def token_entropy(log_p: Logits) -> PerPosition:
     """-sum p log p of each row, in nats. Log-probabilities of -inf (a filtered vocabulary) add nothing."""
     lowest = torch.finfo(log_p.dtype).min  # 0 x -inf would be NaN
     return -log_p.exp().mul_(log_p.clamp(min=lowest)).sum(dim=-1)
@@ -58,17 +48,15 @@ def get_response_log_probs(
         temperature: > 0, divides the logits. Use the sampler's, or the on-policy ratio is not 1.
 
     Returns:
-        {"log_probs": (B, T)} and, if asked for, "token_entropy": (B, T); float32 whatever the model's dtype. The
-        entropy is a statistic, without gradient.
+        {"log_probs": (B, T)} and, if asked for, "token_entropy": (B, T), without gradient; float32 whatever
+        the model's dtype.
 
-    The (B, T, vocabulary) logits are never held in float32: where a model's logits are its output head applied
-    to its last hidden state, the head is applied to a chunk of positions at a time and once more in the backward
-    pass; any other model (capped or scaled logits, a toy) gives its own logits, turned into float32 chunk by
-    chunk.
+    The (B, T, vocabulary) logits are never held in float32: where a model's logits are its output head
+    applied to its last hidden state, the head is applied to a chunk of positions at a time and once more in
+    the backward pass; any other model (capped or scaled logits, a toy) gives its own logits, turned into
+    float32 chunk by chunk.
 
-    Raises:
-        ValueError: shapes that differ, a temperature that is not positive.
-
+    Raises ValueError for shapes that differ, a temperature that is not positive.
     Source: the handout's section 4.2.1.
     """
     check_scoring(input_ids, labels, response_mask, temperature)
@@ -100,7 +88,7 @@ def score_positions(features, labels: Tokens, mask: Mask, head, temperature, ret
     }
 
 
-def score_tokens(features, labels: Int[Tensor, " N"], head=None, temperature=1.0, return_entropy=False):
+def score_tokens(features, labels: Labels, head=None, temperature=1.0, return_entropy=False):
     """(log_probs (N,), entropy (N,) or None) of N labels, a chunk of positions at a time."""
     vocabulary = features.shape[-1] if head is None else head.weight.shape[0]
     size = max(1, CHUNK_ELEMENTS // vocabulary)
@@ -113,7 +101,7 @@ def score_tokens(features, labels: Int[Tensor, " N"], head=None, temperature=1.0
     return torch.cat(log_probs), torch.cat(entropies) if return_entropy else None
 
 
-def score_chunk(features, labels: Int[Tensor, " N"], head, temperature, return_entropy):
+def score_chunk(features, labels: Labels, head, temperature, return_entropy):
     """``score_tokens`` for the positions of one chunk."""
     log_p = log_distribution(features if head is None else head(features), temperature)
     return label_log_probs(log_p, labels), token_entropy(log_p) if return_entropy else None
@@ -127,33 +115,3 @@ def check_scoring(input_ids, labels, response_mask, temperature) -> None:
         check_shape("response_mask", response_mask, input_ids.shape, "as input_ids")
     expected = "a positive number (0, greedy, has no log-probabilities)"
     check_number("temperature", temperature, lambda t: t > 0, expected)
-
-
-_OUTPUT_HEADS: WeakKeyDictionary = WeakKeyDictionary()
-
-
-def output_head(model):
-    """The linear layer whose output on the last hidden state IS the model's logits, or None if there is none.
-
-    A forward pass on two tokens decides, once per model: the head's output must equal the logits bit for bit,
-    so a model that caps or scales them is not mistaken for a plain one.
-    """
-    if model not in _OUTPUT_HEADS:
-        _OUTPUT_HEADS[model] = is_plain_head(model)
-    return model.get_output_embeddings() if _OUTPUT_HEADS[model] else None
-
-
-@torch.no_grad()
-def is_plain_head(model) -> bool:
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    base = getattr(model, "base_model", None)
-    if not isinstance(head, torch.nn.Linear) or base is None or base is model:
-        return False
-    seen = {}
-    hook = base.register_forward_hook(lambda module, args, output: seen.update(output=output))
-    try:
-        logits = model(torch.tensor([[0, 1]], device=head.weight.device)).logits
-    finally:
-        hook.remove()
-    hidden = getattr(seen.get("output"), "last_hidden_state", None)
-    return hidden is not None and torch.equal(head(hidden), logits)

@@ -1,16 +1,13 @@
 """The per-token policy-gradient loss, and its mean over a microbatch."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from rlkit.support.arguments import as_tensor, check_matrix, check_number, check_shape, named_function
+from rlkit.support.shapes import Mask, PerRow, PerToken, Scalar
 
 MAX_LOG_RATIO = 80.0  # exp(80) = 5.5e34 still fits float32; beyond it a ratio is held there, without gradient
-
-PerToken = Float[Tensor, "batch time"]
-PerRow = Float[Tensor, "batch 1"]
-Mask = Bool[Tensor, "batch time"]
 
 
 # ---- importance ratios: the policy's probability over the sampling policy's
@@ -22,7 +19,7 @@ def token_ratio(log_probs: PerToken, old_log_probs: PerToken, mask: Mask | None 
 
 
 def sequence_ratio(log_probs: PerToken, old_log_probs: PerToken, mask: Mask | None) -> PerRow:
-    """s = exp(mean over the row's response tokens of log pi - log pi_0), 1 for an empty row. GSPO (2507.18071)."""
+    """s = exp(mean over response tokens of log pi - log pi_0), 1 for an empty row. GSPO (2507.18071)."""
     mask = torch.ones_like(log_probs, dtype=torch.bool) if mask is None else mask
     log_ratio = (log_probs - old_log_probs).masked_fill(~mask, 0.0).sum(dim=1, keepdim=True)
     mean = log_ratio / mask.sum(dim=1, keepdim=True).clamp(min=1)
@@ -73,21 +70,22 @@ REWEIGHTINGS = {
 CLIPPED = (loss_grpo, loss_gspo, loss_cispo)
 
 
-# ---- loss normalisers: f(loss (B, T), mask (B, T), constant | None) -> scalar
+# ---- loss normalisers: f(loss (B, T), mask (B, T), constant | None) -> scalar, a sum over rows, since losses
+# of microbatches are added (the train step turns sequence_mean's mean over rows into such a sum)
 
 
-def sequence_mean(loss: PerToken, mask: Mask, constant=None) -> Float[Tensor, ""]:
+def sequence_mean(loss: PerToken, mask: Mask, constant=None) -> Scalar:
     """1/B sum_i 1/|y_i| sum_t loss_it; a row with an empty mask adds 0 and counts in B. GRPO (2402.03300)."""
     return (masked_sums(loss, mask) / mask.sum(dim=1).clamp(min=1)).sum() / max(len(loss), 1)
 
 
-def constant_sum(loss: PerToken, mask: Mask, constant: float) -> Float[Tensor, ""]:
+def constant_sum(loss: PerToken, mask: Mask, constant: float) -> Scalar:
     """1/Z sum_i sum_t loss_it with one Z for all of training: Dr. GRPO (2503.20783)."""
     return masked_sums(loss, mask).sum() / constant
 
 
 def masked_sums(loss: PerToken, mask: Mask) -> Float[Tensor, " batch"]:
-    """Each row's sum over its mask. What stands elsewhere, NaN included, is left out of value and gradient."""
+    """Each row's sum over its mask; what stands elsewhere, even NaN, reaches neither value nor gradient."""
     return loss.masked_fill(~mask, 0.0).sum(dim=1, dtype=torch.promote_types(loss.dtype, torch.float32))
 
 
@@ -113,14 +111,11 @@ def compute_policy_gradient_loss(
         importance_reweighting_method: a name in ``REWEIGHTINGS``, or a function like those there.
         old_log_probs: those of the policy that sampled; needed by every method but "none". No gradient.
         cliprange: e >= 0, needed by "grpo", "gspo" and "cispo".
-        response_mask: True at response tokens; None counts every position as one. Whatever stands at the other
-            positions (NaN, infinities, stale values) is replaced before any arithmetic.
+        response_mask: True at response tokens; None counts every position as one. Whatever stands at the
+            other positions (NaN, infinities, stale values) is replaced before any arithmetic.
 
-    Returns:
-        (per_token_loss (B, T), metadata): the detached scalars of ``clip_statistics``, or what the function gave.
-
-    Raises:
-        ValueError: a missing old_log_probs or cliprange, shapes that do not fit, an unknown method.
+    Returns (per_token_loss (B, T), metadata): the scalars of ``clip_statistics``, or what the function gave.
+    Raises ValueError for a missing old_log_probs or cliprange, shapes that do not fit, an unknown method.
 
     Source: the handout's sections 4.2.4 and 6.
     """
@@ -142,8 +137,7 @@ def compute_policy_gradient_loss(
     if advantages.dtype != torch.float64:  # bool, integer or half-precision ones
         advantages = advantages.to(log_probs.dtype)
     advantages = advantages.reshape(-1, 1)
-    mask = torch.ones_like(log_probs) if response_mask is None else response_mask
-    mask = mask.bool()
+    mask = (torch.ones_like(log_probs) if response_mask is None else response_mask).bool()
     log_probs = log_probs.masked_fill(~mask, 0.0)
     if old_log_probs is not None:
         old_log_probs = old_log_probs.detach().to(log_probs.dtype).masked_fill(~mask, 0.0)
@@ -163,9 +157,10 @@ def clip_statistics(method, advantages: PerRow, ratio, cliprange, mask: Mask) ->
 
     n_ratios: how many are counted; n_clipped_low, n_clipped_high: at how many of them clipping binds;
     clip_fraction, clip_fraction_low, clip_fraction_high: those over n_ratios; ratio_min and ratio_max, unless
-    ``ratio`` ((B, T), for GSPO (B, 1)) is None. Clipping binds where the min takes the clipped branch, so that no gradient flows: low is A < 0 and
-    w < 1 - e, high is A > 0 and w > 1 + e. (A ratio outside on the other side is not clipped.) For CISPO high
-    counts A != 0 and w > 1 + e, where the weight is held; its gradient still flows.
+    ``ratio`` ((B, T), for GSPO (B, 1)) is None. Clipping binds where the min takes the clipped branch, so
+    that no gradient flows: low is A < 0 and w < 1 - e, high is A > 0 and w > 1 + e. (A ratio outside on the
+    other side is not clipped.) For CISPO high counts A != 0 and w > 1 + e, where the weight is held; its
+    gradient still flows.
     """
     counted = mask.any(dim=1, keepdim=True) if method is loss_gspo else mask
     low = high = torch.zeros_like(counted)
@@ -184,15 +179,15 @@ def clip_statistics(method, advantages: PerRow, ratio, cliprange, mask: Mask) ->
 
 def aggregate_loss_across_microbatch(
     per_token_policy_gradient_loss: PerToken, mask, loss_normalization="sequence", normalization_constant=None
-) -> Float[Tensor, ""]:
+) -> Scalar:
     """One number from the (B, T) losses, by a name in ``LOSS_NORMALIZATIONS`` or a function like those there.
 
     Args:
-        mask: (B, T), True (or 1) at response tokens. Positions outside it are left out by selection, so NaN or
-            infinities there reach neither the value nor the gradient.
-        normalization_constant: a positive number, needed by "constant": one constant for all of training, such
-            as rows in the batch x longest response (Dr. GRPO's B G L_max). It covers the whole batch, so losses
-            of microbatches are simply added.
+        mask: (B, T), True (or 1) at response tokens. Positions outside it are left out by selection, so NaN
+            or infinities there reach neither the value nor the gradient.
+        normalization_constant: a positive number, needed by "constant": one constant for all of training,
+            such as rows in the batch x longest response (Dr. GRPO's B G L_max). It covers the whole batch, so
+            losses of microbatches are simply added.
 
     Returns: a scalar tensor, summed (and left) in float32 where the losses are in half precision.
     Raises: ValueError for shapes that differ, an unknown name, a missing constant.

@@ -11,22 +11,21 @@ def tokenize_prompt_and_output(
     """Tokenise prompts and outputs apart, join each pair, pad on the right, shift by one.
 
     Args:
-        prompt_strs, output_strs: lists of B strings. They are encoded separately and without special tokens, so
-            the boundary between them is a token boundary. Either may hold empty strings.
+        prompt_strs, output_strs: lists of B strings. They are encoded separately and without special tokens,
+            so the boundary between them is a token boundary. Either may hold empty strings.
         tokenizer: a Hugging Face tokenizer. The filler is its pad id, else its eos id, else 0; with a causal
             model and right padding the filler stands after every scored position and changes nothing.
-        output_token_ids, prompt_token_ids: lists of B lists of ids (a sampler's own). What is given is used as
-            it is and the strings beside it are not read, so nothing is re-tokenised; they may then be None.
+        output_token_ids, prompt_token_ids: lists of B lists of ids (a sampler's own). What is given is used
+            as it is and the strings beside it are not read, so nothing is re-tokenised; they may then be
+            None.
 
     Returns:
         dict of three (B, longest - 1) tensors, ``longest`` counting prompt and output together: input_ids
         (int64) every token but the last, labels (int64) every token but the first, and response_mask (bool)
-        True where the label is an output token. With an empty prompt the first output token has nothing before
-        it, so it is not a label and cannot be scored.
+        True where the label is an output token. With an empty prompt the first output token has nothing
+        before it, so it is not a label and cannot be scored.
 
-    Raises:
-        ValueError: an empty batch, or lists whose lengths differ.
-
+    Raises ValueError for an empty batch, or lists whose lengths differ.
     Source: the handout's section 4.2.1.
     """
     prompts = encode(prompt_strs, prompt_token_ids, tokenizer, "prompt")
@@ -62,7 +61,8 @@ def encode(strings, token_ids, tokenizer, what: str) -> list[list[int]]:
     if token_ids is not None:
         if strings is not None and len(strings) != len(token_ids):
             raise ValueError(
-                f"{what}_token_ids: got {len(token_ids)} rows for {len(strings)} strings, expected one list of "
+                f"{what}_token_ids: got {len(token_ids)} rows for {len(strings)} strings, expected one list "
+                f"of "
                 "ids per string"
             )
         return [list(ids) for ids in token_ids]

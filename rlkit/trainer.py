@@ -3,49 +3,41 @@
 Where it goes beyond the handout, or had to choose:
 - Rewards are computed once per response, over the whole rollout batch; a response keeps its group's advantage
   whatever train batch it lands in.
-- Off-policy: the rollout batch is shuffled (seeded) and cut into train batches; old log-probs are the trainer's
-  own, scored once before the first update, so that the ratio is 1 there. On-policy the sampler's log-probs stand
-  beside the trainer's only to watch the gap between the two.
-- A train batch without a single non-zero advantage still takes its optimizer step, with a zero gradient, as the
-  unpruned algorithm would: AdamW's momentum goes on moving the weights.
+- Off-policy: the rollout batch is shuffled (seeded) and cut into train batches; old log-probs are the
+  trainer's own, scored once before the first update, so that the ratio is 1 there. On-policy the sampler's
+  log-probs stand beside the trainer's only to watch the gap between the two.
+- A train batch without a single non-zero advantage still takes its optimizer step, with a zero gradient, as
+  the unpruned algorithm would: AdamW's momentum goes on moving the weights.
 - Only rows that teach are scored: old log-probs, ratios and gaps are theirs.
 - Every random choice is a function of (seed, step) alone, so a resumed run needs no random state.
 - The model stays in eval mode: dropout would make scoring differ from sampling.
-- Problems are shuffled anew every epoch; a last partial batch of an epoch is left out, so that no prompt appears
-  twice in a batch.
+- Problems are shuffled anew every epoch; a last partial batch of an epoch is left out, so that no prompt
+  appears twice in a batch.
 """
 
-import numpy as np
+from contextlib import ExitStack
+
 import torch
 
-from rlkit.advantages import compute_group_normalized_rewards, grade_responses, rows_by_group
+from rlkit.advantages import compute_group_normalized_rewards, rows_by_group
 from rlkit.algorithms import get_algorithm
 from rlkit.batch import RolloutBatch, rollout_batch
 from rlkit.grpo import response_log_probs, rows_that_teach, train_step
-from rlkit.jobs.loop import (
-    autocast,
-    evaluation_due,
-    prompts_of_step,
-    rollouts_due,
-    sampler_options,
-    train_batches,
-    training_rows,
-    validation_metrics,
-    validation_rows,
-)
+from rlkit.jobs import loop
 from rlkit.jobs.planning import check_memory, plan
 from rlkit.jobs.runs import Run, open_run
 from rlkit.jobs.sinks import check_sink, open_sink
 from rlkit.jobs.watch import Watch
 from rlkit.samplers import SamplingParams, make_sampler
+from rlkit.support.metrics import train_step_metrics
 from rlkit.support.models import load_model
 from rlkit.support.progress import progress
 from rlkit.support.running import Clock, keep_random_state, limited_threads, seed_everything, stream
-from rlkit.support.step_metrics import train_step_metrics
+from rlkit.support.shapes import PerPosition
 from rlkit.tasks.evaluation import evaluate
-from rlkit.tasks.grading import extract_answer, last_boxed
 from rlkit.tasks.problems import load_problems
 from rlkit.tasks.prompts import load_prompt
+from rlkit.tasks.rewards import grade_responses
 from rlkit.tokenization import filler_id
 
 
@@ -55,13 +47,15 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
     Args:
         config: a ``Config``.
         algorithm: an ``Algorithm`` of your own; None is the one named ``config.algo``.
-        reward_fn: ``f(response, ground_truth) -> dict`` with "reward"; None is the prompt's. Validation always
-            uses the prompt's, so that a reward of your own is judged by what it is meant to improve.
-        sampler: anything with the ``Sampler`` protocol; None makes ``config.sampler``. A given one is not closed.
+        reward_fn: ``f(response, ground_truth) -> dict`` with "reward"; None is the prompt's. Validation
+            always uses the prompt's, so that a reward of your own is judged by what it is meant to improve.
+        sampler: anything with the ``Sampler`` protocol; None makes ``config.sampler``. A given one is not
+            closed.
         model, tokenizer: to train this model, in place, rather than load ``config.model``.
 
-    With ``config.resume`` a killed run goes on from its last checkpoint and ends with the same numbers; one that
-    is finished comes back at once. Raises ValueError for whatever does not fit, before anything is loaded.
+    With ``config.resume`` a killed run goes on from its last checkpoint and ends with the same numbers; one
+    that is finished comes back at once. Raises ValueError for whatever does not fit, before anything is
+    loaded.
     """
     algorithm = get_algorithm(config.algo if algorithm is None else algorithm)
     config = config.resolved(algorithm)
@@ -75,128 +69,95 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
     if Run(folder.path).finished:
         folder.close()
         return Run(folder.path)
-    own_sampler, sink = sampler is None, None
     reward_fn = prompt.reward_fn if reward_fn is None else reward_fn
 
-    with limited_threads(config.threads), keep_random_state():
-        try:
-            train_problems = load_problems(config.dataset, "train", config.n_train, seed=0)
-            n_val = max(config.n_val, config.n_val_final)
-            val_problems = load_problems(config.dataset, "validation", n_val, seed=0)
-            if model is None:
-                if config.check_memory:
-                    check_memory(config, train_problems, prompt)
-                model, tokenizer = load_model(
-                    config.model, config.dtype, config.device, config.attn_implementation
-                )
-            model.eval()
-            betas = (config.adam_beta1, config.adam_beta2)
-            optimizer = torch.optim.AdamW(
-                model.parameters(), lr=config.lr, betas=betas, weight_decay=config.weight_decay
-            )
-            done = folder.restore(model, optimizer)  # -1: nothing yet, not even step 0
-            if own_sampler:
-                problems = train_problems + val_problems
-                options = sampler_options(config, tokenizer, problems, prompt)
-                sampler = make_sampler(config.sampler, model, tokenizer, **options)
-            sink = open_sink(config.sink, folder.path, Run(folder.path).config)
-            watch = Watch()
-            steps = progress(range(done + 1, config.n_steps + 1), desc="train")
-            sampling = dict(temperature=config.temperature, max_tokens=config.max_tokens)
-            in_sync = False  # has the sampler the model's weights?
+    with ExitStack() as at_the_end:
+        at_the_end.callback(folder.close)
+        at_the_end.enter_context(limited_threads(config.threads))
+        at_the_end.enter_context(keep_random_state())
+        train_problems = load_problems(config.dataset, "train", config.n_train, seed=0)
+        n_val = max(config.n_val, config.n_val_final)
+        val_problems = load_problems(config.dataset, "validation", n_val, seed=0)
+        if model is None:
+            if config.check_memory:
+                check_memory(config, train_problems, prompt)
+            where = (config.dtype, config.device, config.attn_implementation)
+            model, tokenizer = load_model(config.model, *where)
+        model.eval()
+        options = dict(betas=(config.adam_beta1, config.adam_beta2), weight_decay=config.weight_decay)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, **options)
+        done = folder.restore(model, optimizer)  # -1: nothing yet, not even step 0
+        if sampler is None:
+            options = loop.sampler_options(config, tokenizer, train_problems + val_problems, prompt)
+            sampler = make_sampler(config.sampler, model, tokenizer, **options)
+            at_the_end.callback(sampler.close)
+        sink = open_sink(config.sink, folder.path, Run(folder.path).config)
+        at_the_end.callback(sink.close)
+        watch = Watch()
+        steps = progress(range(done + 1, config.n_steps + 1), desc="train")
+        asking = dict(temperature=config.temperature, max_tokens=config.max_tokens)
+        in_sync = False  # has the sampler the model's weights?
 
-            for step in steps:
-                clock, row = Clock(), {"step": step}
-                seed_everything(stream(config.seed, step, "update"))
+        for step in steps:
+            clock, row = Clock(), {"step": step}
+            seed_everything(stream(config.seed, step, "update"))
 
-                if step > 0:
-                    if not in_sync:
-                        with clock("sync"):
-                            sampler.sync_weights(model, step)
-                    problems = prompts_of_step(train_problems, config.n_prompts, step, config.seed)
-                    params = SamplingParams(
-                        **sampling, stop=tuple(prompt.stop), seed=stream(config.seed, step, "rollout")
-                    )
-                    with clock("sample"), autocast(config, model):
-                        texts = [prompt.fill(problem.question) for problem in problems]
-                        groups = sample_groups(sampler, texts, params, config.group_size)
-                    with clock("train"):
-                        batch = rollout_batch(groups, filler_id(tokenizer))
-                        rewards, metrics = reward_rollouts(batch, groups, problems, reward_fn, prompt)
-                        row |= metrics | advantages_of(batch, rewards, algorithm, config.advantage_eps)
-                        scored = score_rollouts(batch, model, algorithm, config)
-                        row |= update(batch, model, optimizer, algorithm, config, step) | scored
-                    in_sync = False
-                    row["lr"] = config.lr
-                    row["tokens_per_second"] = int(batch.response_mask.sum()) / clock.seconds["time_sample"]
-                    watch(step, row, config.n_prompts)
-                    if rollouts_due(config, step):
-                        folder.add_rollouts(training_rows(step, batch, groups, texts, problems, rewards))
-
-                if evaluation_due(config, step):
+            if step > 0:
+                if not in_sync:
                     with clock("sync"):
                         sampler.sync_weights(model, step)
-                    in_sync = True
-                    with clock("eval"), autocast(config, model):
-                        n = config.n_val_final if step == config.n_steps else config.n_val
-                        seed = stream(config.seed, step, "evaluation")
-                        found = evaluate(sampler, val_problems[:n], prompt, **sampling, seed=seed)
-                    row |= validation_metrics(found)
-                    folder.add_rollouts(validation_rows(found, step))
+                problems = loop.prompts_of_step(train_problems, config.n_prompts, step, config.seed)
+                seed = stream(config.seed, step, "rollout")
+                params = SamplingParams(**asking, stop=tuple(prompt.stop), seed=seed)
+                with clock("sample"), loop.autocast(config, model):
+                    texts = [prompt.fill(problem.question) for problem in problems]
+                    groups = loop.sample_groups(sampler, texts, params, config.group_size)
+                with clock("train"):
+                    batch = rollout_batch(groups, filler_id(tokenizer))
+                    golds = [p.answer for p, group in zip(problems, groups) for _ in group]
+                    rewards = grade_responses(reward_fn, [c.text for g in groups for c in g], golds)
+                    row |= loop.rollout_metrics(groups, rewards, prompt)
+                    row |= advantages_of(batch, rewards["reward"], algorithm, config.advantage_eps)
+                    scored = score_rollouts(batch, model, algorithm, config)
+                    row |= update(batch, model, optimizer, algorithm, config, step) | scored
+                in_sync = False
+                row["lr"] = config.lr
+                row["tokens_per_second"] = int(batch.response_mask.sum()) / clock.seconds["time_sample"]
+                watch(step, row, config.n_prompts)
+                if loop.rollouts_due(config, step):
+                    folder.add_rollouts(loop.training_rows(step, batch, groups, texts, problems, rewards))
 
-                if len(row) > 1:  # step 0 without an evaluation has nothing to say
-                    row |= clock.seconds | {"time_cpu": clock.cpu_seconds()}
-                    folder.log(row)
-                    sink.log(row, step)
-                    shown = {k: f"{row[k]:.3f}" for k in ("reward", "val_reward") if k in row}
-                    steps.set_postfix(shown, refresh=False)
-                due = config.checkpoint_every and step % config.checkpoint_every == 0
-                if step > 0 and (due or step == config.n_steps):
-                    folder.save_checkpoint(step, model, optimizer)
-            folder.finish(config.n_steps, model, tokenizer)
-        finally:
-            if own_sampler and sampler is not None:
-                sampler.close()
-            if sink is not None:
-                sink.close()
-            folder.close()
+            if loop.evaluation_due(config, step):
+                with clock("sync"):
+                    sampler.sync_weights(model, step)
+                in_sync = True
+                with clock("eval"), loop.autocast(config, model):
+                    n = config.n_val_final if step == config.n_steps else config.n_val
+                    seed = stream(config.seed, step, "evaluation")
+                    found = evaluate(sampler, val_problems[:n], prompt, **asking, seed=seed)
+                row |= loop.validation_metrics(found)
+                folder.add_rollouts(loop.validation_rows(found, step))
+
+            if len(row) > 1:  # step 0 without an evaluation has nothing to say
+                row |= clock.seconds | {"time_cpu": clock.cpu_seconds()}
+                folder.log(row)
+                sink.log(row, step)
+                shown = {k: f"{row[k]:.3f}" for k in ("reward", "val_reward") if k in row}
+                steps.set_postfix(shown, refresh=False)
+            if loop.checkpoint_due(config, step):
+                folder.save_checkpoint(step, model, optimizer)
+        folder.finish(config.n_steps, model, tokenizer)
     return Run(folder.path)
 
 
 # ---- one rollout batch, step by step
 
 
-def sample_groups(sampler, texts: list[str], params: SamplingParams, group_size: int) -> list[list]:
-    """group_size completions of each prompt; what the sampler gives is checked group by group."""
-    groups = sampler.generate(texts, params, group_size)
-    sizes = [len(group) for group in groups]
-    if sizes != [group_size] * len(texts):
-        raise ValueError(
-            f"sampler: gave groups of {sizes} responses, expected {group_size} for each of {len(texts)} prompts"
-        )
-    return groups
-
-
-def reward_rollouts(batch: RolloutBatch, groups, problems, reward_fn, prompt) -> tuple[dict, dict]:
-    """({name: (B,) rewards}, the rollout batch's metrics)."""
-    rows = [(c, problem) for problem, group in zip(problems, groups) for c in group]
-    rewards = grade_responses(reward_fn, [c.text for c, _ in rows], [p.answer for _, p in rows])
-    answer_of = extract_answer if prompt.reward == "r1_zero" else last_boxed
-    answers = [{(answer_of(c.text) or "").strip() for c in group} for group in groups]
-    return rewards, {
-        **{name: values.mean().item() for name, values in rewards.items()},
-        "groups_identical": sum(len(group) > 1 and len({c.text for c in group}) == 1 for group in groups),
-        "distinct_answers": float(np.mean([len(group) for group in answers])),
-        "response_length": float(np.mean([len(c.token_ids) for c, _ in rows])),
-        "truncated_share": float(np.mean([c.finish_reason == "length" for c, _ in rows])),
-    }
-
-
-def advantages_of(batch: RolloutBatch, rewards: dict, algorithm, advantage_eps: float) -> dict:
+def advantages_of(batch: RolloutBatch, rewards: PerPosition, algorithm, advantage_eps: float) -> dict:
     """Gives each row its advantage, from the whole of its group; returns the groups' metrics."""
     rows = rows_by_group(batch.groups)
     advantages, metrics = compute_group_normalized_rewards(
-        rewards["reward"][rows.flatten()],
+        rewards[rows.flatten()],
         rows.shape[1],
         algorithm.baseline,
         advantage_eps,
@@ -209,7 +170,7 @@ def advantages_of(batch: RolloutBatch, rewards: dict, algorithm, advantage_eps: 
 
 
 def score_rollouts(batch: RolloutBatch, model, algorithm, config) -> dict:
-    """Old log-probs where something needs them, and with them the gap to the sampler and its truncated weights."""
+    """Old log-probs where something needs them; with them the gap to the sampler and truncated weights."""
     if algorithm.importance_reweighting_method == "none" and config.tis_cap is None:
         return {}
     if batch.sampler_log_probs is None and config.tis_cap is not None:
@@ -236,9 +197,9 @@ def score_rollouts(batch: RolloutBatch, model, algorithm, config) -> dict:
 
 
 def update(batch: RolloutBatch, model, optimizer, algorithm, config, step: int) -> dict:
-    """One optimizer step per train batch; metrics are means (over tokens where they count tokens) or extremes."""
+    """One optimizer step per train batch; returns their metrics."""
     reports = []
-    for rows in train_batches(len(batch), config.train_batch_size, stream(config.seed, step, "shuffle")):
+    for rows in loop.train_batches(len(batch), config.train_batch_size, stream(config.seed, step, "shuffle")):
         _, report = train_step(
             model,
             optimizer,

@@ -8,7 +8,7 @@ import torch
 from toys import by_truth
 
 from rlkit import compute_group_normalized_rewards, compute_rollout_rewards
-from rlkit.advantages import grade_responses
+from rlkit.tasks.rewards import grade_responses
 
 EPS = 1e-6
 

@@ -8,8 +8,9 @@ from toys import Bigram, IdsOnly, rollouts, tiny_model
 
 import rlkit.log_probs as module
 from rlkit import get_response_log_probs, tokenize_prompt_and_output
-from rlkit.log_probs import output_head, score_tokens
+from rlkit.log_probs import score_tokens
 from rlkit.samplers.shared_scoring import can_share_prefix, get_shared_prefix_log_probs
+from rlkit.support.probes import output_head
 
 
 def batch_of(prompts, responses):

@@ -7,7 +7,9 @@ import torch
 
 from rlkit.batch import RolloutBatch
 from rlkit.jobs.planning import prompt_lengths
+from rlkit.samplers import SamplingParams
 from rlkit.support.running import stream
+from rlkit.tasks.grading import extract_answer, last_boxed
 
 VAL_ROLLOUTS = 16  # validation responses kept per evaluation
 
@@ -31,14 +33,21 @@ def evaluation_due(config, step: int) -> bool:
     return step in (0, config.n_steps) or bool(config.eval_every and step % config.eval_every == 0)
 
 
+def checkpoint_due(config, step: int) -> bool:
+    """The last step, and every ``checkpoint_every``-th."""
+    every = config.checkpoint_every
+    return step > 0 and (step == config.n_steps or bool(every and step % every == 0))
+
+
 def rollouts_due(config, step: int) -> bool:
     """The first and the last step, and every ``rollouts_every``-th."""
     return bool(config.rollouts_every) and (step in (1, config.n_steps) or step % config.rollouts_every == 0)
 
 
 def sampler_options(config, tokenizer, problems, prompt) -> dict:
-    """What ``make_sampler`` is told beyond the model: for vLLM, how weights travel, in which type to compute, and
-    the length to make room for, without which it reserves memory for the longest sequence the model could hold."""
+    """What ``make_sampler`` is told beyond the model: for vLLM, how weights travel, in which type to compute,
+    and the length to make room for, without which it reserves memory for the longest sequence the model could
+    hold."""
     if config.sampler != "vllm":
         return {}
     longest = prompt_lengths(tokenizer, problems, prompt)["longest"] + config.max_tokens
@@ -95,6 +104,32 @@ def validation_rows(found, step: int) -> list[dict]:
         {"step": step, "split": "validation", "group": int(row["problem"])} | {n: row[n] for n in names}
         for row in rows
     ]
+
+
+def sample_groups(sampler, texts: list[str], params: SamplingParams, group_size: int) -> list[list]:
+    """group_size completions of each prompt; what the sampler gives is checked group by group."""
+    groups = sampler.generate(texts, params, group_size)
+    sizes = [len(group) for group in groups]
+    if sizes != [group_size] * len(texts):
+        raise ValueError(
+            f"sampler: gave groups of {sizes} responses, expected {group_size} for each of {len(texts)} "
+            f"prompts"
+        )
+    return groups
+
+
+def rollout_metrics(groups, rewards: dict, prompt) -> dict:
+    """The metrics of a rollout batch as it was sampled. rewards: {name: (B,)}."""
+    completions = [completion for group in groups for completion in group]
+    answer_of = extract_answer if prompt.reward == "r1_zero" else last_boxed
+    answers = [{(answer_of(c.text) or "").strip() for c in group} for group in groups]
+    return {
+        **{name: values.mean().item() for name, values in rewards.items()},
+        "groups_identical": sum(len(group) > 1 and len({c.text for c in group}) == 1 for group in groups),
+        "distinct_answers": float(np.mean([len(group) for group in answers])),
+        "response_length": float(np.mean([len(c.token_ids) for c in completions])),
+        "truncated_share": float(np.mean([c.finish_reason == "length" for c in completions])),
+    }
 
 
 def validation_metrics(found) -> dict:

@@ -95,7 +95,7 @@ class SharedPrefixCache(Cache):
             self.group_bias = self.group_bias[:, groups]
 
     def assign(self, group_of_row: torch.Tensor) -> None:
-        """group_of_row: (rows,) long, ascending from 0. The rows of a group become one padded block of queries."""
+        """group_of_row: (rows,) long, ascending from 0. A group's rows become one padded block of queries."""
         counts = torch.bincount(group_of_row)
         first = counts.cumsum(0) - counts
         within = torch.arange(len(group_of_row), device=group_of_row.device) - first[group_of_row]
@@ -117,7 +117,7 @@ class SharedPrefixCache(Cache):
 
 
 def shared_prefix_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
-    """Attention of ``query`` (rows, heads, T, head size) over the active cache's parts (transformers' signature)."""
+    """Attention of ``query`` (rows, heads, T, head size) over the active cache's parts, as transformers asks."""
     cache: SharedPrefixCache = getattr(_active, "cache", None)
     if cache is None:
         raise RuntimeError(f"attention {NAME!r} works only inside rlkit's sampler")
@@ -301,7 +301,7 @@ class PlainDecoder:
 
 
 def make_decoder(model, token_id: int) -> SharedPrefixDecoder | PlainDecoder:
-    """The shared-prefix decoder where the model's attention allows it (tried on ``token_id``), else the plain one."""
+    """The shared-prefix decoder if the model's attention allows it (tried on ``token_id``), else the plain one."""
     try:
         decoder = SharedPrefixDecoder(model)
         decoder.start([[token_id, token_id]], [1])

@@ -8,15 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import DynamicCache
 
-from rlkit.log_probs import (
-    Mask,
-    Scores,
-    Tokens,
-    check_scoring,
-    get_response_log_probs,
-    output_head,
-    score_positions,
-)
+from rlkit.log_probs import Mask, Scores, Tokens, check_scoring, get_response_log_probs, score_positions
+from rlkit.support.probes import output_head
 
 
 def get_shared_prefix_log_probs(
@@ -30,9 +23,9 @@ def get_shared_prefix_log_probs(
 ) -> Scores:
     """``get_response_log_probs`` for rows that share prompts: the same numbers and gradients for less work.
 
-    Three forward passes build one key/value cache, WITH gradients: what all rows begin with (one row), the rest
-    of each distinct prompt (one row per prompt), and each response from its prompt's last token on (one row per
-    response). A group of G responses thus pays for its prompt once, forward and backward.
+    Three forward passes build one key/value cache, WITH gradients: what all rows begin with (one row), the
+    rest of each distinct prompt (one row per prompt), and each response from its prompt's last token on (one
+    row per response). A group of G responses thus pays for its prompt once, forward and backward.
 
     Where the model, or the batch, does not allow it, this is ``get_response_log_probs``.
     """
@@ -53,9 +46,9 @@ def get_shared_prefix_log_probs(
 def tail_hidden_states(
     model, input_ids: Tokens, response_mask: Mask, first: Int[Tensor, " batch"]
 ) -> Float[Tensor, "batch tail hidden"]:
-    """Last hidden states (B, tail, hidden) of each row from position ``first`` (its prompt's last token) on."""
+    """Last hidden states of each row from position ``first`` (its prompt's last token) on."""
     positions = torch.arange(input_ids.shape[1], device=input_ids.device)  # (T,)
-    n_rows, longest_prompt = len(input_ids), int(first.max())
+    longest_prompt = int(first.max())
     n_common = int((input_ids == input_ids[:1]).all(dim=0)[: int(first.min())].cumprod(dim=0).sum())
     keys = input_ids[:, :longest_prompt].masked_fill(positions[:longest_prompt] >= first[:, None], -1)
     prompts, prompt_of_row = keys.unique(dim=0, return_inverse=True)  # (P, prompt), (B,)

@@ -48,8 +48,9 @@ def unusable_path(text: str) -> str:
 def missing_folder(text: str) -> bool:
     """True if the text looks like a local path and there is no such folder; False for what may be a hub id.
 
-    A hub id is ``name`` or ``owner/name``. So a path with a root, a dot, a tilde or two slashes means a folder;
-    so does ``runs/nope`` where ``runs`` is a folder here, unless models or data sets lie in it under their owner.
+    A hub id is ``name`` or ``owner/name``. So a path with a root, a dot, a tilde or two slashes means a
+    folder; so does ``runs/nope`` where ``runs`` is a folder here, unless models or data sets lie in it under
+    their owner.
     """
     if os.path.isdir(os.path.expanduser(text)):
         return False

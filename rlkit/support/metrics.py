@@ -1,4 +1,36 @@
-"""Numbers of parts (microbatches, train batches) -> numbers of the whole."""
+"""Numbers to log: of groups of rewards, of microbatches, of train batches, of the whole rollout batch."""
+
+from math import comb
+
+from rlkit.support.shapes import Rewards
+
+
+def group_statistics(rewards: Rewards, advantages: Rewards) -> dict:
+    """The groups in plain numbers.
+
+    reward_mean, reward_std (over the batch, 0 for one row), reward_min, reward_max; the counts
+    groups_all_right (every reward >= 1), groups_all_wrong (every reward <= 0) and groups_mixed (the rest);
+    zero_advantage_share; pass_at_k, whose entry k - 1 is the unbiased estimate of the chance that one of k
+    responses has a reward >= 1.
+    """
+    n_groups, group_size = rewards.shape
+    all_right = int((rewards >= 1).all(dim=1).sum())
+    all_wrong = int((rewards <= 0).all(dim=1).sum())
+    wrong = (rewards < 1).sum(dim=1).tolist()
+    return {
+        "reward_mean": rewards.mean().item(),
+        "reward_std": rewards.std().item() if rewards.numel() > 1 else 0.0,
+        "reward_min": rewards.min().item(),
+        "reward_max": rewards.max().item(),
+        "groups_all_right": all_right,
+        "groups_all_wrong": all_wrong,
+        "groups_mixed": n_groups - all_right - all_wrong,
+        "zero_advantage_share": (advantages == 0).double().mean().item(),
+        "pass_at_k": [
+            1 - sum(comb(w, k) for w in wrong) / (n_groups * comb(group_size, k))
+            for k in range(1, group_size + 1)
+        ],
+    }
 
 
 def combine(reports: list[dict], weights: list[float]) -> dict:
@@ -17,7 +49,7 @@ def combine(reports: list[dict], weights: list[float]) -> dict:
 
 
 def clip_fractions(counts: dict) -> dict:
-    """clip_fraction, clip_fraction_low and clip_fraction_high from n_clipped_low, n_clipped_high, n_ratios."""
+    """clip_fraction and its two sides, from n_clipped_low, n_clipped_high and n_ratios."""
     low, high = counts.get("n_clipped_low", 0), counts.get("n_clipped_high", 0)
     shares = {"clip_fraction": low + high, "clip_fraction_low": low, "clip_fraction_high": high}
     return {name: count / max(1, counts["n_ratios"]) for name, count in shares.items()}
@@ -50,8 +82,8 @@ def batch_statistics(statistics: list[dict], batch, per_sequence: bool) -> dict[
 def train_step_metrics(reports: list[dict], over_all_rows: bool) -> dict:
     """The metrics of a rollout batch's optimizer steps from the metadata of each.
 
-    Means are weighted by the tokens they are over: of all rows, or of the rows used. The gap to the sampler is
-    that before the first update.
+    Means are weighted by the tokens they are over: of all rows, or of the rows used. The gap to the sampler
+    is that before the first update.
     """
     row = combine(reports, [r["response_length"] if over_all_rows else r.get("n_tokens", 0) for r in reports])
     row |= clip_fractions(row)
