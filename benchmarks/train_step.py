@@ -1,4 +1,4 @@
-"""Seconds per train step: grpo_train_step against scoring the whole batch plainly, in one run.
+"""Seconds per train step: train_step against scoring the whole batch plainly, by the share of rows that teach.
 
     python benchmarks/train_step.py [--model NAME_OR_PATH] [--repeats 7] [--threads 1] [--out result.json]
 
@@ -9,8 +9,10 @@ model's size).
 
 "plain" is the step one would write first: all 128 rows padded into one forward pass, log_softmax of all
 logits in float32, backward, clip, AdamW. Each way is timed in turn, `repeats` times over, so that a busy
-machine slows all alike; reported are medians of CPU seconds and the ratio to plain. The gradients of all ways
-are compared as well.
+machine slows all alike; reported are medians of CPU seconds, the ratio to plain, and the cost relative to the
+batch in which every row teaches. The gradients of all ways are compared as well. "Decided" rows have
+advantage
+zero: whole groups of them on-policy, where all answers are right or all wrong; single rows with RFT.
 """
 
 from __future__ import annotations
@@ -21,12 +23,16 @@ import json
 import os
 import statistics
 import time
+from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import torch
 
-from rlkit import grpo_train_step, tokenize_prompt_and_output
+from rlkit import ALGORITHMS, get_response_log_probs
+from rlkit import grpo as grpo_module
+from rlkit.batch import RolloutBatch
+from rlkit.tokenization import join_and_shift
 
 N_PROMPTS, GROUP_SIZE = 16, 8
 
@@ -69,78 +75,59 @@ def make_rollouts(vocabulary, seed=0):
     return prompts, responses
 
 
-class Ids:
-    pad_token_id, eos_token_id = 0, 1
-
-
-def plain_step(model, optimizer, prompts, responses, advantages):
+def plain_step(model, optimizer, batch):
     """The whole batch in one forward pass, nothing pruned, sorted or shared."""
-    batch = tokenize_prompt_and_output(None, None, Ids, prompt_token_ids=prompts, output_token_ids=responses)
-    mask = batch["response_mask"]
-    log_p = model(batch["input_ids"]).logits.float().log_softmax(dim=-1)
-    with torch.no_grad():
-        entropy = -(log_p.exp() * log_p).sum(dim=-1)[mask].mean().item()
-    log_probs = log_p.gather(2, batch["labels"][..., None])[..., 0]
-    loss = ((-advantages[:, None] * log_probs * mask).sum(dim=1) / mask.sum(dim=1)).mean()
+    mask = batch.response_mask
+    log_p = model(batch.input_ids).logits.float().log_softmax(dim=-1)
+    log_probs = log_p.gather(2, batch.labels[..., None])[..., 0]
+    loss = ((-batch.advantages[:, None] * log_probs * mask).sum(dim=1) / mask.sum(dim=1)).mean()
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
     optimizer.step()
     optimizer.zero_grad()
-    return norm, entropy
+    return norm
 
 
-def our_step(model, optimizer, prompts, responses, advantages, steps=4, **options):
-    _, metadata = grpo_train_step(
-        model,
-        Ids,
-        optimizer,
-        steps,
-        1.0,
-        None,
-        None,
-        None,
-        None,
-        GROUP_SIZE,
-        prompt_token_ids=prompts,
-        response_token_ids=responses,
-        advantages=advantages,
-        **options,
-    )
-    return metadata["grad_norm"], metadata["token_entropy"]
+def our_step(model, optimizer, batch, steps=4):
+    options = dict(gradient_accumulation_steps=steps, max_grad_norm=1.0)
+    return grpo_module.train_step(model, optimizer, batch, ALGORITHMS["grpo"], **options)[1]["grad_norm"]
+
+
+def not_shared(model, optimizer, batch):
+    with mock.patch.object(grpo_module, "get_shared_prefix_log_probs", get_response_log_probs):
+        return our_step(model, optimizer, batch)
 
 
 WAYS = {
     "plain, whole batch": plain_step,
-    "ours, prompts not shared": lambda *rest: our_step(*rest, shared_prefix=False),
+    "ours, prompts not shared": not_shared,
     "ours": our_step,
     "ours, one microbatch": lambda *rest: our_step(*rest, steps=1),
 }
 
 
-def measure(model, prompts, responses, advantages, repeats):
+def measure(model, batch, repeats):
     models = {name: copy.deepcopy(model) for name in WAYS}
     optimizers = {
         name: torch.optim.AdamW(m.parameters(), lr=1e-9, weight_decay=0.0) for name, m in models.items()
     }
-    seconds, results = {name: [] for name in WAYS}, {}
+    seconds, norms = {name: [] for name in WAYS}, {}
     for repeat in range(repeats + 1):
         for name, way in WAYS.items():
             start = time.process_time()
-            results[name] = way(models[name], optimizers[name], prompts, responses, advantages)
+            norms[name] = way(models[name], optimizers[name], batch)
             if repeat:  # the first one warms up
                 seconds[name].append(time.process_time() - start)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     plain = next(iter(WAYS))
-    return [
-        {
-            "way": name,
+    return {
+        name: {
             "cpu_seconds": round(medians[name], 4),
             "times_faster": round(medians[plain] / medians[name], 2),
-            "grad_norm_difference": abs(results[name][0] / results[plain][0] - 1),
-            "entropy_difference": abs(results[name][1] - results[plain][1]),
+            "grad_norm_difference": abs(norms[name] - norms[plain]) / max(norms[plain], 1e-30),
         }
         for name in WAYS
-    ]
+    }
 
 
 def main():
@@ -158,34 +145,37 @@ def main():
     else:
         model = laptop_sized_model()
     prompts, responses = make_rollouts(model.config.vocab_size)
-    advantages = torch.randn(len(prompts), generator=torch.Generator().manual_seed(1))
-    some_decided = advantages.clone()
-    some_decided[: 2 * GROUP_SIZE] = (
-        0.0  # 2 of 16 groups all right or all wrong, as on-policy training has them
-    )
-    most_wrong = advantages.clone()
-    most_wrong[torch.rand(len(prompts), generator=torch.Generator().manual_seed(2)) < 0.6] = (
-        0.0  # as RFT has them
-    )
+    n_rows, n_groups = len(prompts), N_PROMPTS
+    advantages = torch.randn(n_rows, generator=torch.Generator().manual_seed(1))
+    chance = torch.rand(n_rows, generator=torch.Generator().manual_seed(2))
+    group = torch.arange(n_rows) // GROUP_SIZE
+    decided = {
+        "every row teaches": torch.zeros(n_rows, dtype=torch.bool),
+        "25 % decided (4 of 16 groups)": group < n_groups // 4,
+        "60 % decided (rows at random)": chance.argsort().argsort() < round(0.6 * n_rows),
+        "62 % decided (10 of 16 groups)": group < 10,
+        "all rows decided": torch.ones(n_rows, dtype=torch.bool),
+    }
+    batch = RolloutBatch(**join_and_shift(prompts, responses, 0))
+    batch.entropies = torch.zeros(batch.labels.shape)  # as the in-process sampler gives them
     report = {
         "threads": args.threads,
         "torch": torch.__version__,
-        "rows": len(prompts),
+        "rows": n_rows,
         "tokens": sum(map(len, prompts)) + sum(map(len, responses)),
         "response_tokens": sum(map(len, responses)),
+        "repeats": args.repeats,
     }
-    for title, values in (
-        ("every row learns", advantages),
-        ("2 of 16 groups decided", some_decided),
-        ("60% of the rows decided", most_wrong),
-    ):
-        report[title] = measure(model, prompts, responses, values, args.repeats)
-        print(f"\n{title} ({args.repeats} repeats, {args.threads} thread(s), median CPU seconds)")
-        for row in report[title]:
+    print(f"median CPU seconds of {args.repeats} repeats, {args.threads} thread(s)")
+    for title, rows in decided.items():
+        batch.advantages = advantages.masked_fill(rows, 0.0)
+        report[title] = measure(model, batch, args.repeats)
+        print(f"\n{title}: {int((~rows).sum())} of {n_rows} rows teach")
+        for name, row in report[title].items():
+            row["cost"] = round(row["cpu_seconds"] / report["every row teaches"][name]["cpu_seconds"], 3)
             print(
-                f"  {row['way']:28s} {row['cpu_seconds']:7.3f} s  {row['times_faster']:5.2f}x   grad norm "
-                f"and entropy"
-                f" off by {row['grad_norm_difference']:.0e}, {row['entropy_difference']:.0e}"
+                f"  {name:26s} {row['cpu_seconds']:7.3f} s  {row['times_faster']:6.2f}x  cost {row['cost']:.2f}"
+                f"  grad norm off by {row['grad_norm_difference']:.0e}"
             )
     if args.out:
         with open(args.out, "w") as file:

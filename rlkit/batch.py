@@ -1,6 +1,6 @@
 """One rollout batch as tensors, from the sampler to the optimizer."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -41,7 +41,7 @@ class RolloutBatch:
     def apply(self, function) -> "RolloutBatch":
         """The same function of every tensor that is there."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self)}
-        return RolloutBatch(**{name: t if t is None else function(t) for name, t in tensors.items()})
+        return replace(self, **{name: function(t) for name, t in tensors.items() if t is not None})
 
     def to(self, device) -> "RolloutBatch":
         return self.apply(lambda tensor: tensor.to(device))

@@ -1,5 +1,7 @@
 """The per-token policy-gradient loss, and its mean over a microbatch."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -98,7 +100,7 @@ LOSS_NORMALIZATIONS = {"sequence": sequence_mean, "constant": constant_sum}
 def compute_policy_gradient_loss(
     raw_rewards_or_advantages,
     policy_log_probs: PerToken,
-    importance_reweighting_method="none",
+    importance_reweighting_method: str | Callable = "none",
     old_log_probs: PerToken | None = None,
     cliprange=None,
     response_mask: Mask | None = None,
@@ -178,7 +180,10 @@ def clip_statistics(method, advantages: PerRow, ratio, cliprange, mask: Mask) ->
 
 
 def aggregate_loss_across_microbatch(
-    per_token_policy_gradient_loss: PerToken, mask, loss_normalization="sequence", normalization_constant=None
+    per_token_policy_gradient_loss: PerToken,
+    mask,
+    loss_normalization: str | Callable = "sequence",
+    normalization_constant=None,
 ) -> Scalar:
     """One number from the (B, T) losses, by a name in ``LOSS_NORMALIZATIONS`` or a function like those there.
 

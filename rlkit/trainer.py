@@ -84,8 +84,8 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
             where = (config.dtype, config.device, config.attn_implementation)
             model, tokenizer = load_model(config.model, *where)
         model.eval()
-        options = dict(betas=(config.adam_beta1, config.adam_beta2), weight_decay=config.weight_decay)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, **options)
+        betas, decay = (config.adam_beta1, config.adam_beta2), config.weight_decay
+        optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=betas, weight_decay=decay)
         done = folder.restore(model, optimizer)  # -1: nothing yet, not even step 0
         if sampler is None:
             options = loop.sampler_options(config, tokenizer, train_problems + val_problems, prompt)
