@@ -1,4 +1,4 @@
-"""Where metrics go besides the run's folder: W&B, TensorBoard or trackio, each imported only when asked for."""
+"""Where metrics go besides the run's folder: W&B, TensorBoard or trackio, each imported when asked for."""
 
 from __future__ import annotations
 
