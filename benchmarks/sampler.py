@@ -50,7 +50,7 @@ def main(argv=None):
 
     from rlkit.laptop import model_path
     from rlkit.samplers import SamplingParams, TransformersSampler
-    from rlkit.tasks.problems import generate_problems
+    from rlkit.laptop.problems import generate_problems
     from rlkit.tasks.prompts import load_prompt
 
     torch.set_num_threads(args.threads)

@@ -12,7 +12,8 @@ __version__ = "0.1.0"
 
 # module -> the public names whose one home it is
 _PUBLIC = {
-    "tasks.problems": "Problem load_problems load_gsm8k generate_problems",
+    "tasks.problems": "Problem load_problems load_gsm8k",
+    "laptop.problems": "generate_problems",
     "tasks.prompts": "Prompt load_prompt",
     "tasks.grading": "r1_zero_reward_fn question_only_reward_fn",
     "tasks.evaluation": "evaluate",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:  # pragma: no cover  (for editors and type checkers)
     from rlkit.jobs.config import Config
     from rlkit.jobs.environment import doctor
     from rlkit.jobs.runs import Run, load_run
+    from rlkit.laptop.problems import generate_problems
     from rlkit.log_probs import get_response_log_probs
     from rlkit.losses import aggregate_loss_across_microbatch, compute_policy_gradient_loss
     from rlkit.samplers import (
@@ -65,7 +67,7 @@ if TYPE_CHECKING:  # pragma: no cover  (for editors and type checkers)
     from rlkit.support.models import load_model
     from rlkit.tasks.evaluation import evaluate
     from rlkit.tasks.grading import question_only_reward_fn, r1_zero_reward_fn
-    from rlkit.tasks.problems import Problem, generate_problems, load_gsm8k, load_problems
+    from rlkit.tasks.problems import Problem, load_gsm8k, load_problems
     from rlkit.tasks.prompts import Prompt, load_prompt
     from rlkit.tokenization import tokenize_prompt_and_output
     from rlkit.trainer import train

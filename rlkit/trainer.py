@@ -24,9 +24,10 @@ from rlkit.algorithms import get_algorithm
 from rlkit.batch import RolloutBatch, rollout_batch
 from rlkit.grpo import response_log_probs, rows_that_teach, train_step
 from rlkit.jobs import loop
-from rlkit.jobs.planning import check_memory, plan
-from rlkit.jobs.runs import Run, open_run
-from rlkit.jobs.sinks import check_sink, open_sink
+from rlkit.jobs.planning import plan
+from rlkit.jobs.run_writer import open_run
+from rlkit.jobs.runs import Run
+from rlkit.jobs.sinks import open_sink
 from rlkit.jobs.watch import Watch
 from rlkit.samplers import SamplingParams, make_sampler
 from rlkit.support.metrics import train_step_metrics
@@ -61,10 +62,13 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
     config = config.resolved(algorithm)
     if (model is None) != (tokenizer is None):
         raise ValueError("model, tokenizer: got one of them, expected both or none")
-    prompt = load_prompt(config.prompt)
-    check_sink(config.sink)
+    given = dict(model=model, tokenizer=tokenizer, own_sampler=sampler is None)
+    outlook = plan(config, algorithm=algorithm, **given)
     if config.dry_run:
-        return print(plan(config, algorithm=algorithm)["text"], flush=True)
+        return print(outlook["text"], flush=True)
+    if outlook["errors"]:
+        raise ValueError("\n".join(outlook["errors"]))
+    prompt = load_prompt(config.prompt)
     folder = open_run(config, algorithm)
     if Run(folder.path).finished:
         folder.close()
@@ -79,8 +83,6 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
         n_val = max(config.n_val, config.n_val_final)
         val_problems = load_problems(config.dataset, "validation", n_val, seed=0)
         if model is None:
-            if config.check_memory:
-                check_memory(config, train_problems, prompt)
             where = (config.dtype, config.device, config.attn_implementation)
             model, tokenizer = load_model(config.model, *where)
         model.eval()

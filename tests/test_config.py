@@ -1,7 +1,10 @@
 """Config: presets, what papermill hands over, and what is refused by name."""
 
+import builtins
 import dataclasses
+import io
 import json
+import os
 import subprocess
 import sys
 
@@ -95,22 +98,19 @@ REFUSED = [
     (True, "n_steps", "not a whole number"),
     (True, "lr", "not a number"),
     (float("nan"), "lr", "a number >= 0"),
-    (float("inf"), "max_grad_norm", "expected a number > 0"),
+    (float("inf"), "max_grad_norm", "expected a number >= 1e-06 and <= 1e\\+09"),
     ("nan", "lr", "not a number"),
     (7, "model", "expected text"),
     (-1e-5, "lr", ">= 0"),
     (0, "group_size", ">= 1"),
-    (1.0, "adam_beta1", "up to but not including 1"),
+    (1.0, "adam_beta1", ">= 0 and < 1"),
     ("vlm", "sampler", "did you mean 'vllm'"),
     ("drgpo", "algo", "did you mean 'drgrpo'"),
     ("ncl", "weight_sync", "did you mean 'nccl'"),
     ("olm", "preset", "did you mean 'olmo'"),
-    ("r1_zeros", "prompt", "did you mean 'r1_zero'"),
-    ("/nowhere/p.txt", "prompt", "text file"),
-    ("./nowhere", "model", "no folder"),
     ("float16", "dtype", "expected one of"),
     ("cuda:x", "device", "cuda:0"),
-    (0.0, "temperature", "> 0"),
+    (0.0, "temperature", ">= 0.01"),
     ("  ", "model", "empty text"),
 ]
 
@@ -119,6 +119,61 @@ REFUSED = [
 def test_from_parameters_refuses_by_name(value, name, message):
     with pytest.raises(ValueError, match=f"(?s)^{name}: .*{message}"):
         Config.from_parameters({name: value})
+
+
+# values that would hang, overflow or train on nothing; before, they passed
+TOO_LARGE = [
+    ("n_train", 10**12, "a whole number >= 1 and <= 1,000,000"),
+    ("n_steps", 10**9, "<= 1,000,000"),
+    ("rollout_batch_size", 2**40, "<= 1,000,000"),
+    ("max_tokens", 10**9, "<= 1,000,000"),
+    ("n_val_final", 10**9, "<= 1,000,000 or None"),
+    ("lr", 1e300, "a number >= 0 and <= 10"),
+    ("lr", "1e300", "a number >= 0 and <= 10"),
+    ("threads", 100000, "<= 1,024"),
+    ("max_grad_norm", 1e-300, "a number >= 1e-06"),
+    ("tis_cap", 1e-300, "a number >= 0.001"),
+    ("normalization_constant", 1e-300, "a number >= 0.001"),
+    ("temperature", 1e-300, "a number >= 0.01"),
+    ("temperature", 1e300, "<= 100"),
+    ("weight_decay", 1e300, "<= 100"),
+    ("advantage_eps", 1e300, "<= 1"),
+    ("cliprange", 1e300, "<= 1,000 or None"),
+]
+
+
+@pytest.mark.parametrize("name, value, message", TOO_LARGE)
+def test_bounds_that_keep_absurd_values_out(name, value, message):
+    with pytest.raises(ValueError, match=f"^{name}: got .*expected .*{message}"):
+        Config(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["top_p", "top_k", "min_p", "repetition_penalty"])
+def test_what_only_sampling_takes_is_refused_with_the_reason(name):
+    reason = (
+        f"^{name}: not a parameter of training, since it would bias the gradient; evaluate.ipynb takes it$"
+    )
+    for make in (Config.from_parameters, lambda values: Config(**values)):
+        with pytest.raises(ValueError, match=reason):
+            make({name: 1})
+
+
+def test_the_constructor_opens_no_file(monkeypatch):
+    def touched(*arguments, **options):
+        raise AssertionError(f"touched {arguments}")
+
+    Config()  # what is imported late is imported now
+    for module, names in (
+        (os, ("stat", "lstat", "scandir", "access")),
+        (builtins, ("open",)),
+        (io, ("open",)),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, touched)
+    values = dict(model="./nowhere", dataset="/nowhere", prompt="/nowhere/p.txt", run_dir="/nowhere/run")
+    config = Config(**values).resolved()
+    monkeypatch.undo()
+    assert config.model == "./nowhere"
 
 
 def test_every_mistake_is_listed_with_a_hint():
@@ -182,15 +237,6 @@ def test_every_field_has_one_line_and_goes_through_json():
     assert Config.from_parameters(values) == Config.preset("olmo")
 
 
-def test_a_prompt_file_works_by_path(tmp_path):
-    path = tmp_path / "mine.prompt"
-    path.write_text("Q: {question}\nA:")
-    assert Config(prompt=str(path)).prompt == str(path)
-    path.write_text("no slot")
-    with pytest.raises(ValueError, match="prompt"):
-        Config(prompt=str(path))
-
-
 def test_checking_a_config_loads_no_torch():
     code = (
         "import sys; from rlkit import Config; Config.from_parameters({'lr': '1e-5'}).resolved(); "
@@ -202,13 +248,9 @@ def test_checking_a_config_loads_no_torch():
 # values that a file system, a float or a decoder would refuse later, with an error of its own
 ABSURD = [
     ("prompt", "x" * 5000, "5000 characters"),
-    ("prompt", "x" * 300, "text file"),
     ("prompt", "a\0b", "NUL"),
-    ("prompt", "{question} " * 9, "goes into a file"),
-    ("prompt", "/", "that is a folder"),
     ("model", "a\0b", "NUL"),
     ("model", "x" * 5000, "5000 characters"),
-    ("model", "~nobody-here/x", "no folder"),
     ("dataset", "a\0b", "NUL"),
     ("dataset", "a/" * 3000, "6000 characters"),
     ("run_dir", "a\0b", "NUL"),
@@ -216,7 +258,7 @@ ABSURD = [
     ("lr", 10**400, "a number >= 0"),
     ("lr", 10**5000, "bits"),
     ("lr", "1e999", "a number >= 0"),
-    ("seed", 10**30, r"below 2\*\*63"),
+    ("seed", 10**30, ">= 0 and < 9,223,372,036,854,775,808"),
     ("seed", "9" * 5000, "whole number"),
     ("n_steps", [0] * 500, "not a whole number"),
     ("preset", ["laptop"], "expected"),
@@ -230,38 +272,3 @@ def test_absurd_values_are_refused_by_name_and_shortened(name, value, message):
     assert len(str(error.value)) < 500
     with pytest.raises(ValueError, match=f"(?s)^{name}: "):
         Config.preset(value) if name == "preset" else Config(**{name: value})
-
-
-def test_a_prompt_that_is_no_text_and_a_run_dir_that_is_a_file(tmp_path):
-    path = tmp_path / "weights.bin"
-    path.write_bytes(b"\xff\xfe\x00{question}")
-    with pytest.raises(ValueError, match="^prompt: .*no UTF-8 text; expected a text file"):
-        Config(prompt=str(path))
-    for run_dir in (path, path / "below"):
-        with pytest.raises(ValueError, match="^run_dir: .*weights.bin.* is no folder"):
-            Config(run_dir=str(run_dir))
-    assert Config(run_dir=str(tmp_path / "new" / "run")).run_dir.endswith("run")
-
-
-def test_a_path_is_not_taken_for_a_hub_id(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for folder in ("runs/a", "allenai/OLMo-2-0425-1B", "openai/other"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "runs/a/config.json").touch()
-    (tmp_path / "runs/a/metrics.jsonl").touch()
-    (tmp_path / "allenai/OLMo-2-0425-1B/config.json").touch()
-    (tmp_path / "openai/other/train.jsonl").touch()
-    for missing in ("runs/nope", "runs/a/model", "a/b/c", "./x"):
-        for name in ("model", "dataset"):
-            with pytest.raises(ValueError, match=f"^{name}: no folder '{missing}'"):
-                Config(**{name: missing})
-    for there in (
-        "runs/a",
-        "allenai/OLMo-2-0425-1B",
-        "allenai/OLMo-2-1124-7B",
-        "Qwen/Qwen3-0.6B",
-        "gpt2",
-        "laptop",
-    ):
-        assert Config(model=there).model == there
-    assert Config(dataset="openai/gsm8k").dataset == "openai/gsm8k"

@@ -162,24 +162,22 @@ def test_text_from_yaml_is_read_and_a_dry_run_trains_nothing(repo, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_failure_keeps_the_run_and_says_how_to_go_on(repo, tmp_path):
+def test_a_failure_keeps_the_run_and_says_how_to_go_on(repo, tmp_path, monkeypatch):
     """The run is stopped in its third step, as by a full disk; the printed command ends it."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import os, rlkit.jobs.runs\n"
-        "log = rlkit.jobs.runs.RunWriter.log\n"
+        "import os, rlkit.jobs.run_writer\n"
+        "log = rlkit.jobs.run_writer.RunWriter.log\n"
         "def failing(self, row):\n"
         "    if row['step'] == 3 and not os.path.exists('failed'):\n"
         "        open('failed', 'w').close()\n"
         "        raise OSError('No space left on device')\n"
         "    log(self, row)\n"
-        "rlkit.jobs.runs.RunWriter.log = failing\n"
+        "rlkit.jobs.run_writer.RunWriter.log = failing\n"
     )
     settings = ["-p", "n_steps", "4", "-p", "checkpoint_every", "2", "-p", "seed", "3"]
-    os.environ["PYTHONPATH"] = str(tmp_path)
-    try:
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
         done = papermill(repo, tmp_path, "train", *settings)
-    finally:
-        del os.environ["PYTHONPATH"]
     assert done.returncode == 1 and "No space left on device" in done.stderr
     shown = texts(json.loads((tmp_path / "out.ipynb").read_text()))
     assert "go on from its last checkpoint with" in shown

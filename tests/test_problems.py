@@ -5,15 +5,8 @@ import re
 
 import pytest
 
-from rlkit.tasks.problems import (
-    Problem,
-    draw_story,
-    generate_problems,
-    gsm8k_gold,
-    load_gsm8k,
-    load_problems,
-    split_of,
-)
+from rlkit.laptop.problems import draw_story, generate_problems, split_of
+from rlkit.tasks.problems import Problem, gsm8k_gold, load_gsm8k, load_problems
 
 ROWS = [
     {
@@ -210,7 +203,7 @@ def test_an_absurd_dataset_is_one_short_error(value):
 
 
 @pytest.mark.parametrize(
-    "content, message", [(b'{"question": 1\n', "line 1 is no JSON"), (b"\xff\xfe", "UTF-8")]
+    "content, message", [(b'{"question": 1\n', "line 1 is not a JSON object"), (b"\xff\xfe", "UTF-8")]
 )
 def test_a_broken_data_file_is_named(tmp_path, content, message):
     (tmp_path / "train.jsonl").write_bytes(content)

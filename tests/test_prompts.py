@@ -144,5 +144,5 @@ def test_what_names_no_prompt_is_one_short_error(value, message):
 
 def test_a_binary_file_is_no_prompt(tmp_path):
     (tmp_path / "model.bin").write_bytes(bytes(range(256)))
-    with pytest.raises(ValueError, match="^prompt: got .*model.bin', which is no UTF-8 text"):
+    with pytest.raises(ValueError, match="^prompt: got .*model.bin', which is not UTF-8 text"):
         load_prompt(tmp_path / "model.bin")

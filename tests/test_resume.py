@@ -14,9 +14,11 @@ from safetensors.torch import load_file
 from tiny_model import save_tiny_model, share_of_lower_case
 
 from rlkit import laptop
-from rlkit.jobs import runs
+from rlkit.jobs import run_writer
 from rlkit.jobs.config import Config
-from rlkit.jobs.runs import TIMES, checkpoints, load_run, read_jsonl
+from rlkit.jobs.metrics import TIMES
+from rlkit.jobs.runs import checkpoints, load_run
+from rlkit.support.files import read_jsonl
 from rlkit.trainer import train
 
 
@@ -60,7 +62,7 @@ def assert_same(run, other):
 
     def plain(path):
         return [
-            {k: v for k, v in row.items() if k not in TIMES} for row in read_jsonl(path / "metrics.jsonl")
+            {k: v for k, v in row.items() if k not in TIMES} for row in read_jsonl(path / "metrics.jsonl", growing=True)
         ]
 
     assert plain(run.path) == plain(other.path)
@@ -90,7 +92,7 @@ def test_sigkill_then_resume_ends_with_the_same_numbers(tmp_path, base, undistur
         [sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 120
-    while len(read_jsonl(metrics)) < 4 and child.poll() is None and time.monotonic() < deadline:
+    while len(read_jsonl(metrics, growing=True)) < 4 and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     child.send_signal(signal.SIGKILL)  # in step 4: past checkpoint 2
     assert child.wait() == -signal.SIGKILL, child.stderr.read().decode()
@@ -116,7 +118,7 @@ MOMENTS = [
 @pytest.mark.parametrize("method, count, before", MOMENTS)
 def test_a_stop_between_any_two_writes(tmp_path, base, undisturbed, monkeypatch, method, count, before):
     """The same, stopped right before or right after a write; whatever was under way is left half done."""
-    real, calls = getattr(runs.RunWriter, method), []
+    real, calls = getattr(run_writer.RunWriter, method), []
 
     def stopping(self, *args):
         calls.append(1)
@@ -126,7 +128,7 @@ def test_a_stop_between_any_two_writes(tmp_path, base, undisturbed, monkeypatch,
         if len(calls) == count + 1:
             raise SystemExit("stopped")
 
-    monkeypatch.setattr(runs.RunWriter, method, stopping)
+    monkeypatch.setattr(run_writer.RunWriter, method, stopping)
     config = config_in(tmp_path / "run", base)
     with pytest.raises(SystemExit):
         train(config, reward_fn=share_of_lower_case)

@@ -9,7 +9,14 @@ import torch
 
 from rlkit.algorithms import ALGORITHMS, get_algorithm
 from rlkit.jobs.config import Config
-from rlkit.jobs.runs import METRICS, Run, RunWriter, checkpoints, load_run, open_run, read_jsonl
+from rlkit.jobs.metrics import METRICS
+from rlkit.jobs.run_writer import RunWriter, open_run
+from rlkit.jobs.runs import Run, checkpoints, load_run
+from rlkit.support.files import read_jsonl as read_any
+
+
+def read_jsonl(path):
+    return read_any(path, growing=True)
 
 
 def config(tmp_path, **values):
@@ -137,7 +144,7 @@ def test_reading_a_run_and_its_summary(tmp_path):
 def test_load_run_says_what_is_missing(tmp_path):
     with pytest.raises(ValueError, match="has no config.json and no metrics.jsonl"):
         load_run(tmp_path)
-    with pytest.raises(ValueError, match="is no folder"):
+    with pytest.raises(ValueError, match="is not a folder"):
         load_run(tmp_path / "nothing")
 
 
@@ -207,8 +214,8 @@ def test_a_broken_config_is_one_error_that_names_the_file(tmp_path, content, mes
 @pytest.mark.parametrize(
     "content, message",
     [
-        ('{"step": 0}\n{broken\n', "line 2 is no JSON object"),
-        ("7\n", "line 1 is no JSON object"),
+        ('{"step": 0}\n{broken\n', "line 2 is not a JSON object"),
+        ("7\n", "line 1 is not a JSON object"),
         ('{"reward": 1}\n', "no 'step'"),
     ],
 )

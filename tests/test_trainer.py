@@ -12,7 +12,8 @@ from rlkit import trainer
 from rlkit.algorithms import ALGORITHMS
 from rlkit.jobs.config import Config
 from rlkit.jobs.loop import prompts_of_step, train_batches
-from rlkit.jobs.runs import TIMES, load_run
+from rlkit.jobs.metrics import TIMES
+from rlkit.jobs.runs import load_run
 from rlkit.jobs.watch import Watch
 from rlkit.samplers import TransformersSampler, make_sampler
 from rlkit.support.models import load_model

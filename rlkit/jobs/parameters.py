@@ -1,10 +1,9 @@
-"""What the job notebooks (train, evaluate, compare) share: strict parameters, finding runs, responses to
-read.
+"""What train, evaluate and compare.ipynb share: strict parameters, finding runs, responses to read.
 
-Papermill only warns about a parameter it does not know, and hands over ``true``, ``1e-5`` from YAML or ``[1,
-2]`` as text. So the first cell after a notebook's ``parameters`` cell calls ``parameters(globals())`` and
-gives the result to a record that checks every name and type; a ValueError there ends the job with a non-zero
-exit code.
+Papermill only warns about a parameter it does not know, and passes ``true``, ``1e-5`` from YAML or ``[1, 2]``
+as text. So the first cell after a notebook's ``parameters`` cell calls ``parameters(globals())`` and gives
+the result to a record that checks every name and type; a ValueError there ends the job with a non-zero exit
+code.
 """
 
 from __future__ import annotations
@@ -16,43 +15,33 @@ import os
 import shlex
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
+from pydantic import AfterValidator, BeforeValidator
+from pydantic.dataclasses import dataclass
 
-from rlkit.jobs.config import Config
+from rlkit.jobs.config import Config, Size
+from rlkit.jobs.run_writer import new_run_dir
 from rlkit.jobs.runs import Run, load_run
-from rlkit.jobs.tables import hint
-from rlkit.support.checks import shown, unusable_path
+from rlkit.samplers.base import SamplingParams
+from rlkit.support.checks import hint, shown, unusable_path
+from rlkit.support.fields import STRICT, Checked, Real, Text, Whole, given, say, unknown
+from rlkit.support.models import model_location
 from rlkit.tasks.prompts import load_prompt
 
 _REMEMBERED = "_rlkit_parameter_names"
 # what evaluate.ipynb takes from Config; a parameter of training would change nothing there, so it is refused
-_SAMPLING_FIELDS = (
-    "preset",
-    "model",
-    "dataset",
-    "sampler",
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "dtype",
-    "device",
-    "attn_implementation",
-    "seed",
-    "threads",
-)
+_FROM_CONFIG = "preset model dataset sampler max_tokens dtype device attn_implementation seed threads".split()
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def parameters(namespace: dict[str, Any]) -> dict[str, Any]:
-    """The names that the ``parameters`` cell, and papermill's cell after it, have set: call it with
-    ``globals()``.
+    """The names that the ``parameters`` cell, and papermill's cell after it, have set in ``globals()``.
 
     It must run in the first cell after them, before anything else is assigned; imports and functions don't
     count. The names are remembered, so that the cell can be run again later in the session, with other
@@ -64,129 +53,166 @@ def parameters(namespace: dict[str, Any]) -> dict[str, Any]:
         namespace[_REMEMBERED] = [
             name
             for name, value in namespace.items()
-            if not name.startswith(("_", "PAPERMILL_"))
-            and name not in hidden
-            and not isinstance(value, (ModuleType, type))
-            and not callable(value)
+            if not name.startswith(("_", "PAPERMILL_")) and name not in hidden
+            if not isinstance(value, (ModuleType, type)) and not callable(value)
         ]
     return {name: namespace[name] for name in namespace[_REMEMBERED] if name in namespace}
 
 
 @contextmanager
 def resumable(config: Config, values: Mapping[str, Any]) -> Iterator[Config]:
-    """Says where the run lies before it starts and, should it stop, how to go on with it.
+    """Prints where the run lies before it starts and, should it stop, the command that goes on with it.
 
     ``with resumable(config, values) as config: run = train(config)``, where ``values`` are the job's
     parameters. The config comes back with its ``run_dir``, a new folder under runs/ unless one was given. An
     error (or an interrupt) passes through, so that the job fails; what was written stays.
     """
     if config.run_dir is None and not config.dry_run:
-        config = dataclasses.replace(config, run_dir=str(new_run_dir(config)))
+        folder = new_run_dir(config.preset, config.algo, config.seed)
+        config = dataclasses.replace(config, run_dir=str(folder))
     if not config.dry_run:
         print(f"run folder: {config.run_dir}", flush=True)
     try:
         yield config
     except BaseException:
         if config.run_dir and (Path(config.run_dir) / "config.json").is_file():
-            given = {
-                name: value
-                for name, value in values.items()
-                if value is not None and name not in ("run_dir", "resume", "dry_run")
-            }
-            given |= {"run_dir": config.run_dir, "resume": True}
-            arguments = " ".join(f"-p {name} {shlex.quote(str(value))}" for name, value in given.items())
-            print(
-                f"The run stopped. What it wrote is in {config.run_dir}; go on from its last checkpoint "
-                f"with\n"
-                f"  papermill notebooks/train.ipynb runs/resumed.ipynb {arguments}",
-                file=sys.stderr,
-                flush=True,
+            left_out = ("run_dir", "resume", "dry_run")
+            stated = {k: v for k, v in values.items() if v is not None and k not in left_out}
+            stated |= {"run_dir": config.run_dir, "resume": True}
+            arguments = " ".join(f"-p {name} {shlex.quote(str(value))}" for name, value in stated.items())
+            line = (
+                f"The run stopped. What it wrote is in {config.run_dir}; go on from its last checkpoint with"
             )
+            command = f"  papermill notebooks/train.ipynb runs/resumed.ipynb {arguments}"
+            print(line, command, sep="\n", file=sys.stderr, flush=True)
         raise
 
 
-def new_run_dir(config: Config) -> Path:
-    """A name under runs/ that is not taken: preset, algorithm, seed and the time."""
-    stem = Path("runs") / f"{config.preset}-{config.algo}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = (stem.with_name(stem.name + suffix) for suffix in ("", *(f"-{i}" for i in range(2, 1000))))
-    return next(name for name in names if not name.exists())
+def _names(value) -> tuple[str, ...]:
+    """Names from a list, from text with commas between them, or from a list written as text."""
+    if isinstance(value, str):
+        text = value.strip()
+        try:
+            value = json.loads(text) if text.startswith("[") else text.split(",")
+        except ValueError:  # [a, b] without quotes
+            value = text.strip("[]").split(",")
+    if isinstance(value, (list, tuple, set)) and all(isinstance(item, (str, Path)) for item in value):
+        items = tuple(text for item in value if (text := str(item).strip().strip("'\"")))
+        if items and not any(map(unusable_path, items)):
+            return items
+    raise ValueError(f"got {shown(value)}, expected names with commas between them, or a list of names")
 
 
-@dataclass(frozen=True)
-class EvaluateJob:
-    """What evaluate.ipynb does.
+def _prompts(names: tuple[str, ...]):
+    errors = []
+    for name in names:
+        try:
+            load_prompt(name)
+        except ValueError as error:
+            errors.append(str(error).removeprefix("prompt: "))
+    if errors:
+        raise ValueError("; ".join(errors))
+    return names
 
-    config: model, dataset, sampling; where ``model`` is a run's folder, what is not given comes from that
-        run.
-    prompts: names or files; n_problems, n_samples: validation problems, responses to each (one where
-    temperature is 0, since all would be the same); fast: the strict grader of training (True) or the lenient
-    one of audits (False);
-    temperature: config's, or 0, greedy, which a config for training does not have.
-    """
 
-    config: Config
-    prompts: tuple[str, ...] = ("question_only", "r1_zero", "r1_zero_three_shot")
-    n_problems: int = 128
-    n_samples: int = 4
-    fast: bool = True
-    temperature: float = 1.0
+def _value(value) -> str:
+    """A field's value as text: papermill passes ``baseline=0.001`` as a number."""
+    if not isinstance(value, (str, int, float)):
+        raise ValueError(f"got {shown(value)}, expected text")
+    return str(value)
+
+
+def _field_of_config(name: str):
+    if name not in Config.__dataclass_fields__:
+        raise ValueError(f"got {name!r}, expected a field of Config{hint(name, Config.__dataclass_fields__)}")
+    return name
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class EvaluateJob(metaclass=Checked):
+    """What evaluate.ipynb does. ``sampling`` holds what ``evaluate`` is told about it."""
+
+    config: Config  # model, dataset, machine; where ``model`` is a run's folder, the rest comes from that run
+    prompts: Annotated[Names, AfterValidator(_prompts)] = say(
+        ("question_only", "r1_zero", "r1_zero_three_shot"), "names or files"
+    )
+    n_problems: Size = say(128, "validation problems")
+    n_samples: Size = say(4, "responses to each; one where temperature is 0, since all would be the same")
+    fast: bool = say(True, "True: the strict grader of training; False: the lenient one, for audits")
+    temperature: Real = say(1.0, "0 is greedy, which a config for training does not have", ge=0, le=100)
+    top_p: Real = say(1.0, "nucleus sampling; 1 is off")
+    top_k: Whole = say(0, "sample among the k likeliest tokens; 0 is off")
+    min_p: Real = say(0.0, "drop tokens below this share of the likeliest's probability; 0 is off")
+    repetition_penalty: Real = say(1.0, "1 is off")
+
+    def __post_init__(self):
+        SamplingParams(**self.sampling)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """max_tokens, seed, temperature, top_p, top_k, min_p, repetition_penalty."""
+        own = {name: getattr(self, name) for name in _SAMPLING}
+        return {"max_tokens": self.config.max_tokens, "seed": self.config.seed, **own}
 
     @classmethod
     def from_parameters(cls, values: Mapping[str, Any]) -> EvaluateJob:
-        """The job from what the notebook was given; None is the default. Raises one ValueError for all mistakes."""
-        own = {
-            "prompts": _as_prompts,
-            "n_problems": _like("threads"),
-            "n_samples": _like("threads"),
-            "fast": _like("dry_run"),
-            "temperature": _like("lr"),
-        }  # whole numbers >= 1; true or false; >= 0
-        given, rest = _read(values, own, _SAMPLING_FIELDS)
+        """The job from what the notebook was given; None is the default. One ValueError for all mistakes."""
+        known = [name for name in cls.__dataclass_fields__ if name != "config"] + _FROM_CONFIG
+        errors, values = [unknown(cls, n, known) for n in values if n not in known], given(values, known)
+        own = {name: value for name, value in values.items() if name not in _FROM_CONFIG}
+        rest = {name: value for name, value in values.items() if name in _FROM_CONFIG}
         folder = resolve(str(rest.get("model", "")))
         if folder is not None:
             rest["model"] = str(folder)
             if (folder / "metrics.jsonl").is_file():
                 recorded = load_run(folder).config
-                rest = {name: recorded[name] for name in _SAMPLING_FIELDS if name in recorded} | rest
-                if "prompts" not in given:
-                    load_prompt(recorded["prompt"])  # it may have been a file that is gone
-                    given["prompts"] = (recorded["prompt"],)
-        if given.get("temperature"):
-            rest["temperature"] = given["temperature"]
-        config = Config.from_parameters(rest)
-        given.setdefault("temperature", config.temperature)
-        if given["temperature"] == 0:
-            given["n_samples"] = 1
-        return cls(config=config, **given)
+                rest = {name: recorded[name] for name in _FROM_CONFIG if name in recorded} | rest
+                own = {"prompts": recorded["prompt"]} | own
+                own = {name: recorded[name] for name in _SAMPLING if name in recorded} | own
+        config = job = None
+        try:
+            config = Config.from_parameters(rest)
+            model_location(config.model)
+        except ValueError as error:
+            errors.append(str(error))
+        try:
+            own = {name: value for name, value in own.items() if name in known}
+            job = cls(config=config or Config(), **own)
+        except ValueError as error:
+            errors.append(str(error))
+        if errors or job is None:
+            raise ValueError("\n".join(errors))
+        if job.temperature == 0:
+            return dataclasses.replace(job, n_samples=1)
+        return dataclasses.replace(job, config=dataclasses.replace(config, temperature=job.temperature))
 
 
-@dataclass(frozen=True)
-class CompareJob:
-    """What compare.ipynb does.
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class CompareJob(metaclass=Checked):
+    """What compare.ipynb does."""
 
-    runs: run folders or patterns such as ``runs/*`` (a list, or one text with commas). metrics: what is
-    drawn, the first of them also tabulated; None is what all runs have of ``tables.COMPARED``. baseline: the
-    group others are compared with; None is the first. by: the config field that makes the groups.
-    """
+    runs: Names = say((), "run folders or patterns such as runs/*")
+    metrics: Names | None = say(
+        None, "what is drawn, the first also tabulated; None: tables.COMPARED, if all have it"
+    )
+    baseline: Annotated[str, BeforeValidator(_value)] | None = say(
+        None, "the group others are compared with; None is the first"
+    )
+    by: Annotated[Text, AfterValidator(_field_of_config)] = say(
+        "algo", "the config field that makes the groups"
+    )
 
-    runs: tuple[str, ...]
-    metrics: tuple[str, ...] | None = None
-    baseline: str | None = None
-    by: str = "algo"
+    def __post_init__(self):
+        if not self.runs:
+            raise ValueError("runs: got nothing, expected run folders or a pattern such as runs/*")
 
     @classmethod
     def from_parameters(cls, values: Mapping[str, Any]) -> CompareJob:
-        """The job from what the notebook was given; None is the default. Raises one ValueError for all mistakes."""
-        own = {"runs": _as_list, "metrics": _as_list, "baseline": _as_value, "by": _as_text}
-        given, _ = _read(values, own, ())
-        fields = [field.name for field in dataclasses.fields(Config)]
-        if given.get("by", "algo") not in fields:
-            raise ValueError(
-                f"by: got {given['by']!r}, expected a field of Config{hint(given['by'], fields)}"
-            )
-        if not given.get("runs"):
-            raise ValueError("runs: got nothing, expected run folders or a pattern such as runs/*")
-        return cls(**given)
+        """The job from what the notebook was given; None is the default. One ValueError for all mistakes."""
+        return cls(**given(values, cls.__dataclass_fields__))
 
 
 def find_runs(patterns) -> list[Path]:
@@ -197,11 +223,10 @@ def find_runs(patterns) -> list[Path]:
     means no run.
     """
     found: dict[Path, None] = {}
-    for pattern in _as_list(patterns):
+    for pattern in _names(patterns):
         for base in (Path(), *Path.cwd().parents):
-            here = [Path(p) for p in sorted(glob.glob(os.path.expanduser(base / pattern)))]
-            here = [p for p in here if (p / "metrics.jsonl").is_file()]
-            if here:
+            here = map(Path, sorted(glob.glob(os.path.expanduser(base / pattern))))
+            if here := [p for p in here if (p / "metrics.jsonl").is_file()]:
                 found |= dict.fromkeys(here)
                 break
         else:
@@ -210,8 +235,7 @@ def find_runs(patterns) -> list[Path]:
 
 
 def keep_record(run: Run, folder: str | Path) -> Path:
-    """Copies what is small and worth keeping of a run, its config and metrics, to ``folder``/<name>, to be
-    committed.
+    """Copies a run's config and metrics to ``folder``/<name>, small enough to be committed.
 
     What names the machine's folders (the command, the run's own path) is left out; ``load_run`` reads the
     copy.
@@ -219,9 +243,7 @@ def keep_record(run: Run, folder: str | Path) -> Path:
     target = Path(folder) / run.name
     target.mkdir(parents=True, exist_ok=True)
     config = run.config | {"run_dir": None}
-    config["provenance"] = {
-        name: value for name, value in config.get("provenance", {}).items() if name != "command"
-    }
+    config["provenance"] = {k: v for k, v in config.get("provenance", {}).items() if k != "command"}
     (target / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     shutil.copyfile(run.path / "metrics.jsonl", target / "metrics.jsonl")
     return target
@@ -239,26 +261,21 @@ def resolve(name: str) -> Path | None:
 
 
 def before_and_after(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The validation responses kept at a run's first and last evaluation; prints a line that says at which
-    steps.
+    """The validation responses kept at a run's first and last evaluation; prints a line about their steps.
 
     A run without validation has training rollouts instead, of the first and the last step kept; one that kept
     nothing gives two empty frames, and a single step is the first frame alone.
     """
     rows = run.rollouts
     if rows.empty:
-        print(
-            "no responses were kept: no validation was made, and no training rollouts (n_steps or "
-            "rollouts_every 0)"
-        )
+        why = "no validation was made, and no training rollouts (n_steps or rollouts_every 0)"
+        print(f"no responses were kept: {why}")
         return rows, rows
     validation = rows[rows.split == "validation"]
     kept, what = (validation, "validation") if len(validation) else (rows, "no validation was made; training")
     first, last = int(kept.step.min()), int(kept.step.max())
-    print(
-        f"{what} responses of "
-        + (f"step {first}, then of step {last}" if first < last else f"step {first} alone")
-    )
+    steps = f"{first} alone" if first == last else f"{first}, then of step {last}"
+    print(f"{what} responses of step {steps}")
     return kept[kept.step == first], kept[kept.step == last].head(None if first < last else 0)
 
 
@@ -278,98 +295,16 @@ def training_group(run: Run) -> pd.DataFrame:
 
 
 def print_responses(rows: pd.DataFrame, n: int = 3) -> None:
-    """Prints up to ``n`` responses (a frame with question or prompt, response, gold, and rewards if there are any)."""
+    """Prints up to ``n`` rows of a frame: question or prompt, response, gold, rewards if there are any."""
     question = None
     for _, row in rows.head(n).iterrows():
-        asked = (
-            row["question"]
-            if "question" in row
-            else row["prompt"].split("User:")[-1].split("\nAssistant:")[0]
-        )
+        asked = row.get("question") or row["prompt"].split("User:")[-1].split("\nAssistant:")[0]
         if asked != question:
             question = asked
             print(f"{'=' * 100}\nQ: {question.strip()}   [right: {row['gold']}]\n")
-        verdict = [
-            f"{name} {row[key]:{form}}"
-            for name, key, form in (
-                ("format", "format_reward", ".0f"),
-                ("answer", "answer_reward", ".0f"),
-                ("advantage", "advantage", "+.2f"),
-            )
-            if pd.notna(row.get(key))
-        ]
-        print(f"A: {row['response'].strip()}", f"  [{', '.join(verdict)}]\n" if verdict else "\n")
+        columns = {"format": "format_reward", "answer": "answer_reward", "advantage": "advantage"}
+        marks = {name: row[column] for name, column in columns.items() if pd.notna(row.get(column))}
+        verdict = ", ".join(f"{k} {v:+.2f}" if k == "advantage" else f"{k} {v:.0f}" for k, v in marks.items())
+        print(f"A: {row['response'].strip()}", f"  [{verdict}]\n" if verdict else "\n")
     if not len(rows):
         print("(none)")
-
-
-# ---- reading values that papermill may have passed as text
-
-
-def _read(values: Mapping[str, Any], own: Mapping[str, Callable], passed_on: tuple[str, ...]):
-    """(own parameters read by their functions, the rest by name); one ValueError for all mistakes."""
-    known, errors, given, rest = list(dict.fromkeys([*own, *passed_on])), [], {}, {}
-    for name, value in values.items():
-        if name not in known:
-            errors.append(f"{name}: unknown parameter{hint(name, known)}")
-        elif value is None or value in ("None", "null"):
-            continue
-        elif name in own:
-            try:
-                given[name] = own[name](value)
-            except ValueError as error:
-                errors.append(f"{name}: {error}")
-        else:
-            rest[name] = value
-    if errors:
-        raise ValueError("; ".join(errors))
-    return given, rest
-
-
-def _as_list(value) -> tuple[str, ...]:
-    if isinstance(value, str):
-        text = value.strip()
-        try:
-            value = json.loads(text) if text.startswith("[") else text.strip("[]").split(",")
-        except ValueError:
-            value = text.strip("[]").split(",")
-    if isinstance(value, (list, tuple, set)) and all(isinstance(item, (str, Path)) for item in value):
-        items = tuple(text for item in value if (text := str(item).strip().strip("'\"")))
-        if items and not any(map(unusable_path, items)):
-            return items
-    raise ValueError(f"got {shown(value)}, expected names with commas between them, or a list of names")
-
-
-def _as_text(value) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"got {shown(value)}, expected text")
-    return value
-
-
-def _as_value(value) -> str:
-    """A field's value as text: papermill hands over ``baseline=0.001`` as a number."""
-    return str(value) if isinstance(value, (int, float)) else _as_text(value)
-
-
-def _as_prompts(value) -> tuple[str, ...]:
-    names, errors = _as_list(value), []
-    for name in names:
-        try:
-            load_prompt(name)
-        except ValueError as error:
-            errors.append(str(error).removeprefix("prompt: "))
-    if errors:
-        raise ValueError("; ".join(errors))
-    return names
-
-
-def _like(field: str) -> Callable:
-    """Reads a value as Config reads this field of it."""
-
-    def read(value):
-        try:
-            return getattr(Config.from_parameters({field: value}), field)
-        except ValueError as error:
-            raise ValueError(str(error).removeprefix(f"{field}: ")) from None
-
-    return read

@@ -1,13 +1,14 @@
-"""What a run will need, before it starts: devices, access, prompt lengths, memory, disk, tokens and time.
+"""What a run needs, checked before it starts: files, devices, prompt lengths, memory, disk, tokens, time.
 
-``plan(config)`` loads a tokenizer and the problems, but no weights, and trains nothing. The estimates say how
-they are made; memory is an upper bound, up to twice what is used where prompts are long, time right within a
-factor of a few.
+``plan(config)`` loads a tokenizer and the problems, but no weights, and trains nothing; ``train`` refuses
+what it refuses. The estimates say how they are made: memory is an upper bound, up to twice what is used where
+prompts are long, time right within a factor of a few.
 """
 
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,162 +21,158 @@ from rlkit.log_probs import CHUNK_ELEMENTS
 from rlkit.samplers.vllm.find import find_vllm, vllm_missing, vllm_unpinned
 from rlkit.samplers.vllm.server import ONE_GPU_SHARE, OWN_GPU_SHARE, place, vllm_importable
 from rlkit.samplers.vllm.weight_sync import choose_way
+from rlkit.support import machine
+from rlkit.support.checks import first_line, shown, unusable_folder
 from rlkit.support.models import check_device, choose_attention, model_location
 from rlkit.tasks.problems import load_problems
 from rlkit.tasks.prompts import load_prompt
 
-# effective floating-point operations per second that the time estimate assumes, small matrices and overheads
-# included
+# floating-point operations a second that the time estimate assumes, small matrices and overheads included
 FLOPS = {"cpu": 3e10, "mps": 2e12, "cuda": 5e13}
 GB = 1e9
 BYTES = {"float32": 4, "bfloat16": 2}
 VLLM_SHM_BYTES = 200e6
 VLLM_CPU_BYTES = 4e9  # vLLM's processes (measured: 2.9 GB) and its cache (1 GiB) on a CPU
+UNKNOWN = {"longest": 256, "mean": 200.0}  # prompt lengths where the tokenizer or the problems are not there
 
 
-def plan(config, *, algorithm=None) -> dict:
-    """Check what can be checked without training, and estimate the rest.
+def plan(config, *, algorithm=None, model=None, tokenizer=None, own_sampler: bool = True) -> dict:
+    """Check all that can be checked without training, and estimate the rest.
+
+    model, tokenizer: to be trained in place of ``config.model``. own_sampler: False where a sampler is given
+    to ``train``, which then makes none.
 
     Returns a dict: ok (nothing stands in the way), errors and warnings (lists of lines), memory (bytes by
     part), memory_total, memory_free, device, prompt_tokens (longest, mean), tokens (upper bounds for the
     run), seconds (rough), disk (bytes), and text, all of it as a printable page.
     """
     algorithm = get_algorithm(config.algo if algorithm is None else algorithm)
-    config = config.resolved(algorithm)
+    c = config.resolved(algorithm)
     errors, warnings, lines = [], [], []
 
-    def attempt(function, *arguments):
+    def attempt(name, function, *arguments):
         try:
             return function(*arguments)
         except Exception as error:  # whatever a file, the hub or a parser raises: report it and look further
-            line = " ".join(str(error).split()) or repr(error)
-            if line not in errors:  # the same dataset is read twice
-                errors.append(line)
+            line = (" ".join(str(error).split()) or repr(error)).removeprefix("n: ")
+            line = line if line.partition(":")[0] in c.__dataclass_fields__ else f"{name}: {line}"
+            errors.extend([] if line in errors else [line])  # one dataset is read twice
 
-    prompt = load_prompt(config.prompt)
-    device = attempt(check_device, config.device) or torch.device("cpu")
-    dtype = getattr(torch, config.dtype)
-    attention, reason = choose_attention(config.attn_implementation, dtype, device)
+    prompt = attempt("prompt", load_prompt, c.prompt)
+    device = torch.device("cpu")
+    if model is not None:
+        device = next(model.parameters()).device
+    else:
+        device = attempt("device", check_device, c.device) or device
+    attention, reason = choose_attention(c.attn_implementation, getattr(torch, c.dtype), device)
     lines.append(
-        f"{algorithm.name}, {config.n_steps} steps of {config.n_prompts} prompts x {config.group_size} "
-        f"responses, train batches of {config.train_batch_size} rows in "
-        f"{config.gradient_accumulation_steps} microbatch(es), lr {config.lr:g}"
+        f"{algorithm.name}, {c.n_steps} steps of {c.n_prompts} prompts x {c.group_size} responses, train "
+        f"batches of {c.train_batch_size} rows in {c.gradient_accumulation_steps} microbatch(es), lr {c.lr:g}"
     )
+    gpu = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+    autocast, why = " with bfloat16 autocast" if c.autocast else "", f" ({reason})" if reason else ""
     lines.append(
-        f"device {device}{_device_name(device)}, {config.dtype}"
-        f"{' with bfloat16 autocast' if config.autocast else ''}, attention {attention}"
-        f"{f' ({reason})' if reason else ''}, {config.threads} CPU thread(s)"
+        f"device {device}{gpu}, {c.dtype}{autocast}, attention {attention}{why}, {c.threads} CPU thread(s)"
     )
     versions, install = [f"{name} {version(name)}" for name in ("torch", "transformers")], None
-    if config.sampler == "vllm":
+    if c.sampler == "vllm" and own_sampler:
         known = len(errors)
-        install = attempt(find_vllm)
-        if install is None and len(errors) == known:
-            errors.append(f"sampler: {vllm_missing()}")
-        elif install is not None:
-            where, reason = server_outlook(config, install, device)
+        install = attempt("sampler", find_vllm)
+        if install is not None:
+            where, reason = server_outlook(c.weight_sync, install, device)
             lines.append(where)
             warnings += [f"sampler: expected {vllm_unpinned(install)}"] if vllm_unpinned(install) else []
-            warnings += [f"weight_sync: shm in place of {config.weight_sync} ({reason})"] if reason else []
-            versions.append(
-                f"{install.package} {install.version}{'' if install.here else f' in {install.python}'}"
-            )
+            warnings += [f"weight_sync: shm in place of {c.weight_sync} ({reason})"] if reason else []
+            elsewhere = "" if install.here else f" in {install.python}"
+            versions.append(f"{install.package} {install.version}{elsewhere}")
+        elif len(errors) == known:
+            errors.append(f"sampler: {vllm_missing()}")
     lines.append("versions: " + ", ".join(versions))
-    attempt(check_sink, config.sink)
+    attempt("sink", check_sink, c.sink)
 
-    result = {
-        "device": str(device),
-        "memory": {},
-        "memory_total": 0,
-        "memory_free": free_memory(device),
-        "prompt_tokens": {},
-        "tokens": {},
-        "seconds": None,
-        "disk": 0,
-    }
-    train_problems = attempt(load_problems, config.dataset, "train", config.n_train)
-    n_val = max(config.n_val, config.n_val_final)
-    val_problems = attempt(load_problems, config.dataset, "validation", n_val)
-    for problems, wanted, split in (
-        (train_problems, config.n_train, "n_train"),
-        (val_problems, n_val, "n_val"),
-    ):
-        if problems is not None and len(problems) < wanted:
-            warnings.append(f"{split}: {len(problems)} problems are there, {wanted} were asked for")
-    location = attempt(model_location, config.model)
-    tokenizer, architecture = location and attempt(_open_model, config.model, location) or (None, None)
-
-    lengths = {"longest": 256, "mean": 200.0}  # where the tokenizer or the problems are not there
-    if tokenizer and train_problems:
-        lengths = prompt_lengths(tokenizer, train_problems + (val_problems or []), prompt)
-        result["prompt_tokens"] = lengths
+    free, total, memory, tokens, seconds, disk = free_memory(device), 0, {}, {}, None, 0
+    problems = attempt("n_train", load_problems, c.dataset, "train", c.n_train) or []
+    problems += attempt("n_val", load_problems, c.dataset, "validation", max(c.n_val, c.n_val_final)) or []
+    shape, lengths = None, {}
+    if model is None:
+        location = attempt("model", model_location, c.model)
+        tokenizer, shape = (location and attempt("model", _open_model, c.model, location)) or (None, None)
+    else:
+        with suppress(AttributeError):  # a model of one's own may lack what its size is read from
+            shape = shape_of(model)
+    if tokenizer and prompt and problems:
+        by_length = sorted(problems, key=lambda problem: len(problem.question))  # the rest is not tokenised
+        lengths = prompt_lengths(tokenizer, by_length[:: 1 + len(by_length) // 512], prompt)
+        lengths["longest"] = prompt_lengths(tokenizer, by_length[-64:], prompt)["longest"]
         lines.append(
             f"prompt {prompt.name}: {lengths['mean']:.0f} tokens on average, {lengths['longest']} at most; "
-            f"{config.max_tokens} new ones"
+            f"{c.max_tokens} new ones"
         )
-    if architecture:
-        longest = lengths["longest"] + config.max_tokens
-        if longest > architecture["positions"]:
-            errors.append(
-                f"max_tokens: the longest prompt and response together are {longest} tokens, the model "
-                f"holds {architecture['positions']}"
-            )
-        memory = memory_estimate(config, architecture, lengths, device, install)
-        total, free = memory_peak(memory), result["memory_free"]
-        result |= {"memory": memory, "memory_total": total, "parameters": architecture["parameters"]}
+    if shape:
+        n, assumed = shape["parameters"], lengths or UNKNOWN
+        longest = assumed["longest"] + c.max_tokens
+        if longest > shape["positions"]:
+            together = f"the longest prompt and response together are {longest} tokens"
+            errors.append(f"max_tokens: {together}, the model holds {shape['positions']}")
+        memory = memory_estimate(c, shape, assumed, device, install, own_sampler)
+        total = memory_peak(memory)
+        parts = ", ".join(f"{name} {_size(value)}" for name, value in memory.items())
         lines.append(
-            f"model {config.model}: {architecture['parameters'] / 1e6:,.1f} M parameters; memory about "
-            f"{_size(total)} on {device}, {_size(free)} free: "
-            + ", ".join(f"{name} {_size(value)}" for name, value in memory.items())
+            f"model {c.model if model is None else 'given'}: {n / 1e6:,.1f} M parameters; memory about "
+            f"{_size(total)} on {device}, {_size(free)} free: {parts}"
         )
-        if total > free:
-            (errors if config.check_memory else warnings).append(too_little(config, device, total, free))
-        errors += server_shortages(config, install, device, architecture) if install else []
-        result["disk"] = disk_estimate(config, architecture)
-        result["tokens"] = token_estimate(config, lengths)
-        result["seconds"] = time_estimate(config, architecture, lengths, device)
+        if total - (memory["weights"] if model is not None else 0) > free:
+            (errors if c.check_memory else warnings).append(too_little(c, device, total, free))
+        if install:
+            errors += server_shortages(n * (2 if c.autocast else BYTES[c.dtype]), install, device)
+        disk, tokens = (
+            disk_estimate(n * BYTES[c.dtype], c.checkpoint_every, c.n_steps),
+            token_estimate(c, assumed),
+        )
+        seconds = time_estimate(
+            n, tokens, c.group_size, FLOPS[device.type] * (c.threads if device.type == "cpu" else 1)
+        )
         lines.append(
-            f"tokens: at most {result['tokens']['rollouts']:,.0f} generated for training and "
-            f"{result['tokens']['evaluations']:,.0f} for evaluation"
+            f"tokens: at most {tokens['rollouts']:,.0f} generated for training and "
+            f"{tokens['evaluations']:,.0f} for evaluation"
         )
         lines.append(
-            f"time: roughly {_duration(result['seconds'])} if every response had {config.max_tokens} tokens, "
-            f"assuming {FLOPS[device.type]:.0e} operations a second"
+            f"time: roughly {_duration(seconds)} if every response had {c.max_tokens} tokens, assuming "
+            f"{FLOPS[device.type]:.0e} operations a second"
         )
-    folder = _nearest(config.run_dir or "runs")
+    attempt("run_dir", _check_run_dir, c.run_dir)
+    folder = _nearest(c.run_dir or "runs")
     disk_free = shutil.disk_usage(folder).free
     lines.append(
-        f"disk: about {_size(result['disk'])} for checkpoints and weights, {_size(disk_free)} free where "
-        f"{config.run_dir or 'runs'} goes"
+        f"disk: about {_size(disk)} for checkpoints and weights, {_size(disk_free)} free where "
+        f"{c.run_dir or 'runs'} goes"
     )
-    if result["disk"] > disk_free:
-        errors.append(
-            f"run_dir: needs about {_size(result['disk'])} in {folder}, {_size(disk_free)} free: try another "
-            "run_dir, or checkpoint_every=0"
-        )
+    if disk > disk_free:
+        needs = f"needs about {_size(disk)} in {folder}, {_size(disk_free)} free"
+        errors.append(f"run_dir: {needs}: try another run_dir, or checkpoint_every=0")
     lines += [f"warning: {line}" for line in warnings] + [f"error: {line}" for line in errors]
-    lines.append(
-        "plan: " + ("nothing stands in the way" if not errors else f"{len(errors)} problem(s), see above")
-    )
-    return result | {"ok": not errors, "errors": errors, "warnings": warnings, "text": "\n".join(lines)}
+    lines.append(f"plan: {f'{len(errors)} problem(s), see above' if errors else 'nothing stands in the way'}")
+    return {
+        "ok": not errors,
+        "errors": errors,
+        "warnings": warnings,
+        "memory": memory,
+        "memory_total": total,
+        "memory_free": free,
+        "device": str(device),
+        "prompt_tokens": lengths,
+        "tokens": tokens,
+        "seconds": seconds,
+        "disk": disk,
+        "text": "\n".join(lines),
+    }
 
 
-def check_memory(config, problems, prompt) -> None:
-    """ValueError if a (resolved) config's estimated peak is beyond what its device has free; no weights are read."""
-    location, device = model_location(config.model), check_device(config.device)
-    tokenizer, shape = _open_model(config.model, location)
-    lengths = prompt_lengths(tokenizer, sorted(problems, key=lambda p: len(p.question))[-64:], prompt)
-    install = find_vllm() if config.sampler == "vllm" else None
-    total, free = memory_peak(memory_estimate(config, shape, lengths, device, install)), free_memory(device)
-    if total > free:
-        raise ValueError(too_little(config, device, total, free))
-
-
-def server_outlook(config, install, device) -> tuple[str, str]:
-    """(where vLLM will run and how it gets the weights, why that is not the way that was wanted or "")."""
+def server_outlook(wanted: str, install, device) -> tuple[str, str]:
+    """(where vLLM will run and how it gets the weights, why that is not the wanted way or "")."""
     gpu, shared = place(device)
     way, reason = choose_way(
-        config.weight_sync,
+        wanted,
         server_on_cpu=install.on_cpu,
         server_gpu=gpu,
         policy_gpu=(device.index or 0) if device.type == "cuda" else None,
@@ -189,12 +186,8 @@ def server_outlook(config, install, device) -> tuple[str, str]:
 
 def prompt_lengths(tokenizer, problems, prompt) -> dict:
     """longest and mean tokens of the problems' prompts."""
-    counts = [
-        len(ids)
-        for ids in tokenizer(
-            [prompt.fill(p.question) for p in problems], add_special_tokens=False, verbose=False
-        )["input_ids"]
-    ]
+    texts = [prompt.fill(problem.question) for problem in problems]
+    counts = [len(ids) for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
     return {"longest": max(counts), "mean": sum(counts) / len(counts)}
 
 
@@ -203,66 +196,59 @@ def _open_model(name: str, location: str):
     try:
         return AutoTokenizer.from_pretrained(location), model_shape(location)
     except (OSError, ValueError, KeyError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(
-            f"model: could not load {name!r} ({first_line}); expected 'laptop', a folder, or a hub id and "
-            "a network that reaches the hub"
-        ) from error
+        expected = "expected 'laptop', a folder, or a hub id and a network that reaches the hub"
+        raise ValueError(f"model: could not load {name!r} ({first_line(error)}); {expected}") from error
 
 
 def model_shape(location: str) -> dict:
     """Parameters and sizes of a model from its config alone; no weights are read or allocated."""
     config = AutoConfig.from_pretrained(location)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return shape_of(model)
+        return shape_of(AutoModelForCausalLM.from_config(config))
 
 
 def shape_of(model) -> dict:
-    """parameters, vocabulary, layers, hidden, feed_forward, kv_width (key and value sizes together), positions."""
+    """parameters, vocabulary, layers, hidden, feed_forward, kv_width (keys and values), positions."""
     config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+
+    def first(*names, default=None):
+        return next((v for name in names if (v := getattr(config, name, None))), default)
+
+    heads, hidden = config.num_attention_heads, config.hidden_size
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "vocabulary": config.vocab_size,
         "layers": config.num_hidden_layers,
-        "hidden": config.hidden_size,
-        "feed_forward": getattr(config, "intermediate_size", None)
-        or getattr(config, "n_inner", None)
-        or 4 * config.hidden_size,
-        "kv_width": 2 * (getattr(config, "num_key_value_heads", None) or heads) * head_size,
-        "positions": getattr(config, "max_position_embeddings", None) or 10**9,
+        "hidden": hidden,
+        "feed_forward": first("intermediate_size", "n_inner", default=4 * hidden),
+        "kv_width": 2
+        * first("num_key_value_heads", default=heads)
+        * first("head_dim", default=hidden // heads),
+        "positions": first("max_position_embeddings", default=10**9),
     }
 
 
-def server_shortages(config, install, device, shape: dict) -> list[str]:
-    """What the server would lack: room for the weights in its share of a GPU, that share itself, shared memory."""
+def server_shortages(weights: int, install, device) -> list[str]:
+    """What the server would lack: room for the weights (bytes) in its share of a GPU, or shared memory."""
     lines = []
     shm = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else VLLM_SHM_BYTES
     if shm < VLLM_SHM_BYTES:
-        lines.append(
-            f"/dev/shm: {_size(shm)} in all, vLLM's processes talk through {_size(VLLM_SHM_BYTES)} of it: "
-            "start the container with --shm-size=1g"
-        )
+        through = f"vLLM's processes talk through {_size(VLLM_SHM_BYTES)} of it"
+        lines.append(f"/dev/shm: {_size(shm)} in all, {through}: start the container with --shm-size=1g")
     if not install.on_cpu and torch.cuda.is_available():
         gpu, shared = place(device)
         free, total = torch.cuda.mem_get_info(gpu)
         share = (ONE_GPU_SHARE if shared else OWN_GPU_SHARE) * total
-        weights = shape["parameters"] * (2 if config.autocast else BYTES[config.dtype])
         if share < 1.2 * weights:
-            lines.append(
-                f"memory: vLLM's share of GPU {gpu} is {_size(share)}, the model's weights alone are "
-                f"{_size(weights)}: try a second GPU, or a smaller model"
-            )
+            alone = f"the model's weights alone are {_size(weights)}: try a second GPU, or a smaller model"
+            lines.append(f"memory: vLLM's share of GPU {gpu} is {_size(share)}, {alone}")
         elif share > free:
-            lines.append(
-                f"memory: vLLM takes {_size(share)} of GPU {gpu}, {_size(free)} free: end what else uses it"
-            )
+            taken = f"vLLM takes {_size(share)} of GPU {gpu}, {_size(free)} free"
+            lines.append(f"memory: {taken}: end what else uses it")
     return lines
 
 
-def memory_estimate(config, shape: dict, lengths: dict, device, vllm=None) -> dict:
+def memory_estimate(config, shape: dict, lengths: dict, device, vllm=None, own_sampler: bool = True) -> dict:
     """Bytes on the trainer's device, by part.
 
     weights, gradients, optimizer: 1, 1 and 2 numbers per parameter in the weights' type (AdamW keeps two
@@ -273,7 +259,7 @@ def memory_estimate(config, shape: dict, lengths: dict, device, vllm=None) -> di
     logits: one chunk of positions in float32, with its gradient and softmax.
     cache: keys and values of the rollout batch, while sampling in process (up to 512 rows at once).
     vllm: the server's share while it samples, where it lives on the policy's GPU (it sleeps while the policy
-        trains).
+    trains).
     server: its processes, cache and weights and the file they come by, where both live on the CPU.
     The last two ask which vLLM there is: ``vllm``, a `VLLMInstall` or None.
 
@@ -284,22 +270,20 @@ def memory_estimate(config, shape: dict, lengths: dict, device, vllm=None) -> di
     compute = 2 if config.autocast else size
     rows = config.train_batch_size // config.gradient_accumulation_steps
     tokens = rows * (lengths["longest"] + config.max_tokens)
-    parameters = shape["parameters"]
+    parameters, layers, vocabulary = (shape[name] for name in ("parameters", "layers", "vocabulary"))
+    numbers = 14 * shape["hidden"] + 4 * shape["feed_forward"]
     memory = {
         "weights": parameters * (size + (2 if config.autocast else 0)),
         "gradients": parameters * size,
         "optimizer": 2 * parameters * size,
-        "activations": tokens
-        * shape["layers"]
-        * (14 * shape["hidden"] + 4 * shape["feed_forward"])
-        * compute,
-        "logits": 3 * 4 * min(tokens * shape["vocabulary"], max(CHUNK_ELEMENTS, shape["vocabulary"])),
+        "activations": tokens * layers * numbers * compute,
+        "logits": 3 * 4 * min(tokens * vocabulary, max(CHUNK_ELEMENTS, vocabulary)),
         "cache": 0,
     }
-    if config.sampler == "transformers":
+    if config.sampler == "transformers" and own_sampler:
         own = min(512, config.rollout_batch_size) * config.max_tokens
         prompts = min(512, config.n_prompts) * lengths["longest"]
-        memory["cache"] = int(1.5 * (own + prompts) * shape["layers"] * shape["kv_width"] * size)
+        memory["cache"] = int(1.5 * (own + prompts) * layers * shape["kv_width"] * size)
     elif vllm is not None and vllm.on_cpu and device.type == "cpu":
         memory["server"] = int(
             VLLM_CPU_BYTES + parameters * (compute + 2 * size)
@@ -312,60 +296,35 @@ def memory_estimate(config, shape: dict, lengths: dict, device, vllm=None) -> di
 def memory_peak(memory: dict) -> int:
     """Training and sampling take turns: the larger of the two, on top of what stays."""
     training = memory["gradients"] + memory["activations"] + memory["logits"]
-    return (
-        memory["weights"]
-        + memory["optimizer"]
-        + memory.get("server", 0)
-        + max(training, memory["cache"] + memory.get("vllm", 0))
-    )
+    stays = memory["weights"] + memory["optimizer"] + memory.get("server", 0)
+    return stays + max(training, memory["cache"] + memory.get("vllm", 0))
 
 
 def free_memory(device) -> int:
     """Bytes that this process can still get on the device."""
     if device.type == "cuda" and torch.cuda.is_available():
         return torch.cuda.mem_get_info(device)[0]
-    import psutil
-
-    return min(psutil.virtual_memory().available, _cgroup_free())
-
-
-def _cgroup_free() -> int:
-    """A container's own limit, which the machine's free memory does not show."""
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return 2**62
-    return 2**62 if limit == "max" else max(0, int(limit) - used)
+    return machine.memory()[1]
 
 
 def too_little(config, device, total: int, free: int) -> str:
-    """The message of a memory estimate that is above what is free."""
-    return (
-        f"memory: needs about {_size(total)} on {device}, {_size(free)} free: try {advice(config, device)}"
-        + (", or check_memory=False: the estimate is an upper bound" if config.check_memory else "")
-    )
-
-
-def advice(config, device) -> str:
-    """What to change, the most useful first."""
+    """The message of a memory estimate that is above what is free: what to change, the most useful first."""
     tips = []
     if config.train_batch_size > config.gradient_accumulation_steps:
         tips.append(f"gradient_accumulation_steps={config.train_batch_size}")
-    if config.dtype == "float32":
-        tips.append("dtype=bfloat16")
-    if config.max_tokens > 256:
-        tips.append(f"max_tokens={config.max_tokens // 2}")
+    tips += ["dtype=bfloat16"] if config.dtype == "float32" else []
+    tips += [f"max_tokens={config.max_tokens // 2}"] if config.max_tokens > 256 else []
     if config.sampler == "vllm" and device.type == "cuda" and torch.cuda.device_count() == 1:
         tips.append("a second GPU for vLLM")
-    return ", ".join([*tips, "a smaller model"])
+    tips.append("a smaller model")
+    end = ", or check_memory=False: the estimate is an upper bound" if config.check_memory else ""
+    return f"memory: needs about {_size(total)} on {device}, {_size(free)} free: try {', '.join(tips)}{end}"
 
 
-def disk_estimate(config, shape: dict) -> int:
-    """Bytes: weights and two moments per checkpoint, three at once while one is written, and the final weights."""
-    size = BYTES[config.dtype]
-    at_once = 3 if config.checkpoint_every and config.n_steps > config.checkpoint_every else 1
-    return (3 * at_once + 1) * shape["parameters"] * size
+def disk_estimate(weights: int, checkpoint_every: int, n_steps: int) -> int:
+    """Bytes: weights and two moments per checkpoint, three while one is written, and the final weights."""
+    at_once = 3 if checkpoint_every and n_steps > checkpoint_every else 1
+    return (3 * at_once + 1) * weights
 
 
 def token_estimate(config, lengths: dict) -> dict:
@@ -380,17 +339,16 @@ def token_estimate(config, lengths: dict) -> dict:
     }
 
 
-def time_estimate(config, shape: dict, lengths: dict, device) -> float:
+def time_estimate(parameters: int, tokens: dict, group_size: int, per_second: float) -> float:
     """Seconds: 2 operations per parameter and token generated or read, 6 per token trained on."""
-    tokens = token_estimate(config, lengths)
-    read_once = tokens["prompts"] / config.group_size  # a group shares its prompt
+    read_once = tokens["prompts"] / group_size  # a group shares its prompt
     work = 2 * (tokens["rollouts"] + tokens["evaluations"] + read_once) + 6 * (tokens["rollouts"] + read_once)
-    per_second = FLOPS[device.type] * (config.threads if device.type == "cpu" else 1)
-    return work * shape["parameters"] / per_second
+    return work * parameters / per_second
 
 
-def _device_name(device) -> str:
-    return f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+def _check_run_dir(run_dir: str | None) -> None:
+    if run_dir is not None and (why := unusable_folder(run_dir)):
+        raise ValueError(f"run_dir: got {shown(run_dir)}, expected a folder to write to ({why})")
 
 
 def _nearest(path) -> Path:
@@ -405,11 +363,5 @@ def _size(n: float) -> str:
     )
 
 
-def _duration(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+def _duration(s: float) -> str:
+    return f"{s:.0f} s" if s < 120 else f"{s / 60:.0f} min" if s < 7200 else f"{s / 3600:.1f} h"

@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
+from rlkit.jobs.metrics import LABELS
 from rlkit.jobs.tables import check_seeds
 from rlkit.support.stats import bands
 
@@ -41,47 +42,6 @@ STYLE = {
     "image.cmap": "cividis",
 }
 
-# name in metrics.jsonl -> axis label with its unit; what each says is in rlkit.jobs.runs.METRICS
-LABELS = {
-    "loss": "loss",
-    "grad_norm": "gradient norm",
-    "token_entropy": "entropy (nats / token)",
-    "reward": "train reward (share right)",
-    "format_reward": "train format (share)",
-    "answer_reward": "train answer (share)",
-    "pass_at_k": "pass@G (share of prompts)",
-    "groups_all_right": "groups all right (prompts)",
-    "groups_all_wrong": "groups all wrong (prompts)",
-    "groups_mixed": "groups mixed (prompts)",
-    "groups_identical": "groups identical (prompts)",
-    "distinct_answers": "distinct responses / group",
-    "rows_used": "rows used (responses)",
-    "response_length": "train length (tokens)",
-    "truncated_share": "truncated (share)",
-    "clip_fraction": "clipped (share)",
-    "clip_fraction_low": "clipped low (share)",
-    "clip_fraction_high": "clipped high (share)",
-    "ratio_min": "smallest ratio",
-    "ratio_max": "largest ratio",
-    "logprob_gap_mean": "log-prob gap (nats / token)",
-    "logprob_gap_max": "largest log-prob gap (nats)",
-    "tis_share": "capped by TIS (share)",
-    "lr": "learning rate",
-    "optimizer_steps": "optimizer steps",
-    "time_sample": "sampling (s)",
-    "time_train": "training (s)",
-    "time_eval": "evaluation (s)",
-    "time_sync": "weight sync (s)",
-    "time_cpu": "CPU time (s)",
-    "tokens_per_second": "tokens / s",
-    "val_reward": "validation accuracy",
-    "val_reward_se": "standard error",
-    "val_n": "validation problems",
-    "val_format_reward": "validation format (share)",
-    "val_response_length": "validation length (tokens)",
-    "val_truncated_share": "validation truncated (share)",
-}
-
 CURVES = ("val_reward", "reward", "format_reward", "response_length", "token_entropy", "grad_norm")
 
 
@@ -93,7 +53,7 @@ def style():
 
 
 def figure(rows: int = 1, columns: int = 1, width: float = 4.0, height: float = 2.8):
-    """``(fig, axes)`` in the house style, axes a flat list; the figure is shown only where it is the cell's value."""
+    """``(fig, axes)`` in the house style, axes a flat list; shown only where it is the cell's value."""
     with plt.rc_context(STYLE):
         fig, axes = plt.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False)
     plt.close(fig)

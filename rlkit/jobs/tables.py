@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
-from difflib import get_close_matches
 
 import pandas as pd
 
 from rlkit.jobs.config import OFF_POLICY_TRAIN_ROWS, Config
-from rlkit.jobs.runs import METRICS, Run
-from rlkit.support.checks import shown
+from rlkit.jobs.metrics import METRICS
+from rlkit.jobs.runs import Run
+from rlkit.support.checks import hint, shown
 from rlkit.support.stats import mean_interval, wilson_interval
 from rlkit.tasks.evaluation import Evaluation
 
@@ -71,7 +71,7 @@ def group_runs(runs: Sequence[Run], by: str = "algo") -> dict[str, list[Run]]:
     for run in runs:
         config = run.config
         if by != "algo" and by not in config:
-            raise ValueError(f"by: {run.name} has no {by!r} in its config.json{hint(by, config)}")
+            raise ValueError(f"by: {run.name} has no {by!r} in its config.json{_choice(by, config)}")
         value = config["algorithm"]["name"] if by == "algo" else config[by]
         groups.setdefault(str(value), []).append(run)
     return groups
@@ -137,7 +137,7 @@ def _inequalities(groups: Mapping[str, Sequence[Run]], by: str) -> list[str]:
 
 
 def _settings(run: Run) -> dict:
-    """What decides the run, by field: "default" where a value only follows from the algorithm and the batch."""
+    """What decides the run, by field: "default" where it follows from the algorithm and the batch."""
     config, algorithm = run.config, run.config["algorithm"]
     found = {
         field.name: config[field.name]
@@ -222,7 +222,7 @@ def find_group(groups: Mapping[str, Sequence[Run]], baseline=None) -> str:
         for name in groups:
             if same(name) == same(baseline):
                 return name
-    raise ValueError(f"baseline: got {shown(baseline)}{hint(str(baseline), groups)}")
+    raise ValueError(f"baseline: got {shown(baseline)}{_choice(str(baseline), groups)}")
 
 
 def _plain(value) -> float | str:
@@ -233,7 +233,7 @@ def _plain(value) -> float | str:
 
 
 def shared_metrics(runs: Sequence[Run], metrics: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The metrics to compare: these, which every run must have, or by default those of ``COMPARED`` that all have."""
+    """The metrics to compare: these, which every run must have; None is those of ``COMPARED`` that all have."""
     tables = [(run.name, run.metrics.dropna(axis="columns", how="all")) for run in runs]
     empty = [name for name, table in tables if table.empty]
     if empty:
@@ -258,7 +258,7 @@ def shared_metrics(runs: Sequence[Run], metrics: Sequence[str] | None = None) ->
                 + (
                     f" (made without validation, n_val=0), expected one of {', '.join(names)}"
                     if unvalidated
-                    else hint(metric, names)
+                    else _choice(metric, names)
                 )
             )
         elif without:
@@ -269,7 +269,7 @@ def shared_metrics(runs: Sequence[Run], metrics: Sequence[str] | None = None) ->
 
 
 def validation_table(run: Run) -> pd.DataFrame:
-    """The evaluations of one run, a row each; where there were none, says so and gives training rewards, ten steps."""
+    """The evaluations of one run, a row each; if there were none, ten training rewards."""
     columns, metrics = (
         ["val_reward", "val_reward_se", "val_format_reward", "val_response_length", "val_n"],
         run.metrics,
@@ -363,12 +363,11 @@ def difference_table(
 def _ends(run: Run, metric: str) -> tuple[float, float]:
     table = run.metrics
     if metric not in table or table[metric].dropna().empty:
-        raise ValueError(f"metric: {run.name} has no {metric!r}{hint(metric, table.columns)}")
+        raise ValueError(f"metric: {run.name} has no {metric!r}{_choice(metric, table.columns)}")
     values = table[metric].dropna()
     return float(values.iloc[0]), float(values.iloc[-1])
 
 
-def hint(name: str, known) -> str:
-    """What may have been meant by this name: "; did you mean 'lr'?", or all that there is."""
-    close = get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; expected one of {', '.join(known)}"
+def _choice(name: str, known) -> str:
+    """The known name that may have been meant, or all there are."""
+    return hint(name, known) or f"; expected one of {', '.join(known)}"

@@ -1,4 +1,8 @@
-"""Warnings about a run that looks broken."""
+"""Warnings while a run trains: no learning signal, identical responses, sampler and trainer that disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
 
 EMPTY_STEPS = 20  # steps in a row without a mixed group before a warning
 LARGE_GAP = 0.1  # mean nats between sampler and trainer; two bfloat16 computations differ by 0.002 to 0.03
@@ -7,37 +11,36 @@ IDENTICAL_STEPS = 5  # steps in a row in which most groups are one text repeated
 
 
 class Watch:
-    """Says so when something looks like a bug, and sometimes is one: nothing learned for long, a sampler that is off.
+    """``watch(step, row, n_prompts)``: a line to ``say`` where a step's metrics look wrong.
 
-    With a success rate of 1 in 1,000, most batches of 256 hold no right answer, so this warns and never stops a run.
+    With a success rate of 1 in 1,000, most batches of 256 hold no right answer, so this warns and never stops
+    a run.
     """
 
-    def __init__(self, say=lambda text: print(text, flush=True)):
+    def __init__(self, say: Callable[[str], None] = lambda text: print(text, flush=True)):
         self.say, self.empty, self.identical, self.gaps = say, 0, 0, 0
 
     def __call__(self, step: int, row: dict, n_prompts: int) -> None:
         self.empty = 0 if row["rows_used"] else self.empty + 1
         self.identical = self.identical + 1 if 2 * row["groups_identical"] > n_prompts else 0
         if self.empty and self.empty % EMPTY_STEPS == 0:
-            rewards = (
-                "every reward was 1"
-                if row["groups_all_right"] == n_prompts
-                else f"mean reward {row['reward']:.3f}, well-formed {row.get('format_reward', 0.0):.3f}"
-            )
+            rewards = f"mean reward {row['reward']:.3f}, well-formed {row.get('format_reward', 0.0):.3f}"
+            if row["groups_all_right"] == n_prompts:
+                rewards = "every reward was 1"
             self.say(
-                f"warning: step {step}: no group with a learning signal for {self.empty} steps ({rewards}); is "
-                "the prompt's format or the problems' difficulty out of the model's reach?"
+                f"warning: step {step}: no group with a learning signal for {self.empty} steps ({rewards}); "
+                "is the prompt's format or the problems' difficulty out of the model's reach?"
             )
         if self.identical and self.identical % IDENTICAL_STEPS == 0:
             self.say(
                 f"warning: step {step}: in most groups all responses are the same text, for {self.identical} "
                 f"steps ({row['groups_identical']} of {n_prompts} now): a fixed seed or a collapsed policy?"
             )
-        if row.get("logprob_gap_mean", 0.0) > LARGE_GAP:
+        gap = row.get("logprob_gap_mean", 0.0)
+        if gap > LARGE_GAP:
             if self.gaps % GAP_STEPS == 0:
                 self.say(
                     f"warning: step {step}: the sampler's log-probabilities and the trainer's differ by "
-                    f"{row['logprob_gap_mean']:.2f} nats a token: has the sampler the weights and the temperature "
-                    "that the trainer has?"
+                    f"{gap:.2f} nats a token: has the sampler the weights and the temperature of the trainer?"
                 )
             self.gaps += 1

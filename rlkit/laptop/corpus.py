@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from rlkit.tasks.problems import Step, Story, draw_story, split_of
+from rlkit.laptop.problems import Step, Story, draw_story, split_of
 from rlkit.tasks.prompts import SLOT, load_prompt
 
 WRONG = 0.12  # share of worked answers with one altered number,

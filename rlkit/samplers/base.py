@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import torch
 
+WAYS = ("auto", "shm", "nccl", "gloo")  # how a server gets new weights; gloo is nccl's twin on a CPU
+
 
 @dataclass(frozen=True)
 class SamplingParams:

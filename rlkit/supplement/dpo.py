@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from rlkit.log_probs import get_response_log_probs
-from rlkit.supplement.sft import alpaca_prompt, read_jsonl
+from rlkit.supplement.sft import alpaca_prompt
+from rlkit.support.files import read_jsonl
 from rlkit.support.progress import progress
 from rlkit.tokenization import tokenize_prompt_and_output
 

@@ -1,16 +1,14 @@
-"""Supplement: instruction tuning. Packed documents, the loop that fits them, and parsers for two benchmarks."""
+"""Supplement: instruction tuning. Packed documents, the training loop, and parsers for two benchmarks."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 
+from rlkit.support.files import read_jsonl
 from rlkit.support.progress import progress
 
 # The Alpaca template (Taori et al., 2023, Stanford Alpaca).
@@ -186,14 +184,3 @@ def parse_gsm8k_response(response: str) -> str | None:
     """The last number of a response, without commas or currency signs, or None when it holds none."""
     numbers = _NUMBER.findall(response)
     return numbers[-1].replace(",", "").replace("$", "").replace("\u2212", "-") if numbers else None
-
-
-def read_jsonl(path):
-    """The rows of a .jsonl or .jsonl.gz file; blank lines are skipped."""
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"path: {path} is not a file, expected .jsonl or .jsonl.gz")
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            if line.strip():
-                yield json.loads(line)

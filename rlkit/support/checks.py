@@ -27,6 +27,11 @@ def hint(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def first_line(error: BaseException) -> str:
+    """An error's first line, or its name where it has no text."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def number(value) -> float:
     """float(value), or NaN if it is not a number, so that range checks fail.
 
@@ -49,8 +54,7 @@ def missing_folder(text: str) -> bool:
     """True if the text looks like a local path and there is no such folder; False for what may be a hub id.
 
     A hub id is ``name`` or ``owner/name``. So a path with a root, a dot, a tilde or two slashes means a
-    folder; so does ``runs/nope`` where ``runs`` is a folder here, unless models or data sets lie in it under
-    their owner.
+    folder; so does ``runs/nope`` where ``runs`` is a folder here, unless models or data sets lie in it.
     """
     if os.path.isdir(os.path.expanduser(text)):
         return False

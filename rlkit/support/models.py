@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from rlkit.support.checks import missing_folder, shown, unusable_path
+from rlkit.support.checks import first_line, missing_folder, shown, unusable_path
 
 
 def load_model(
@@ -43,18 +43,13 @@ def load_model(
         print(f"attention: sdpa in place of {attn_implementation} ({reason})", flush=True)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
+        kinds = {"dtype": torch_dtype, "attn_implementation": attention}
         with no_progress_bars():
-            model = AutoModelForCausalLM.from_pretrained(
-                path, dtype=torch_dtype, attn_implementation=attention
-            )
-    except (
-        Exception
-    ) as error:  # a reader of weights, configs and tokenizers has too many kinds of error to list
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(
-            f"model: could not load {shown(str(name_or_path))} ({first_line}); expected 'laptop', a "
-            "folder or the hub id of a causal language model"
-        ) from error
+            model = AutoModelForCausalLM.from_pretrained(path, **kinds)
+    except Exception as error:  # readers of weights, configs and tokenizers raise too many kinds to list
+        expected = "expected 'laptop', a folder or the hub id of a causal language model"
+        what = f"could not load {shown(str(name_or_path))} ({first_line(error)})"
+        raise ValueError(f"model: {what}; {expected}") from error
     prepare_tokenizer(tokenizer)
     return model.to(device).eval(), tokenizer
 
@@ -79,29 +74,26 @@ def no_progress_bars():
 
 
 def model_location(name_or_path: str | Path) -> str:
-    """What ``from_pretrained`` is given: a folder that is there, or a hub id. ValueError for what can be neither."""
+    """What ``from_pretrained`` takes: an existing folder or a hub id. ValueError if it can be neither."""
+    expected = "expected 'laptop', a hub id or a folder"
     if not isinstance(name_or_path, (str, Path)) or not str(name_or_path).strip():
-        raise ValueError(f"model: got {shown(name_or_path)}, expected 'laptop', a hub id or a folder")
-    if why := unusable_path(str(name_or_path)):
-        raise ValueError(
-            f"model: got {shown(str(name_or_path))}, expected 'laptop', a hub id or a folder ({why})"
-        )
-    if str(name_or_path) == "laptop":
+        raise ValueError(f"model: got {shown(name_or_path)}, {expected}")
+    text = str(name_or_path)
+    if why := unusable_path(text):
+        raise ValueError(f"model: got {shown(text)}, {expected} ({why})")
+    if text == "laptop":
         from rlkit.laptop import model_path
 
         return str(model_path())
     path = Path(os.path.expanduser(name_or_path))
     if os.path.isdir(path):
-        if (path / "config.json").is_file() and (
-            path / "metrics.jsonl"
-        ).is_file():  # a run folder: its weights
+        if all((path / name).is_file() for name in ("config.json", "metrics.jsonl")):  # a run: its weights
             path = path / "model"
         if not (path / "config.json").is_file():
-            raise ValueError(f"model: {shown(str(path))} has no config.json, so it is no model folder")
+            raise ValueError(f"model: {shown(str(path))} has no config.json, so it is not a model's folder")
         return str(path)
-    text = str(name_or_path)
     if missing_folder(text):
-        raise ValueError(f"model: no folder {shown(text)}; expected 'laptop', a hub id or a folder")
+        raise ValueError(f"model: no folder {shown(text)}; {expected}")
     return text
 
 
@@ -113,11 +105,9 @@ def check_device(device: str | None) -> torch.device:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"device: got {shown(device)}, expected 'cpu', 'cuda', 'cuda:0' or 'mps'") from error
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"device: got {device!r}, but torch sees {torch.cuda.device_count()} CUDA device(s) here; "
-            "expected 'cpu' or one that is there"
-        )
+    if chosen.type == "cuda" and (chosen.index or 0) >= (n := torch.cuda.device_count()):
+        there = f"torch sees {n} CUDA device(s) here; expected 'cpu' or one that is there"
+        raise ValueError(f"device: got {device!r}, but {there}")
     if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError(f"device: got {device!r}, but torch sees no MPS device here")
     return torch.device("cuda:0") if str(chosen) == "cuda" else chosen

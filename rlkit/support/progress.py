@@ -29,7 +29,7 @@ def in_notebook() -> bool:
 
 
 def _terminal() -> int | None:
-    """File descriptor of the terminal that this kernel was started from by a program other than a Jupyter server."""
+    """File descriptor of the terminal that this kernel was started from, unless a Jupyter server did it."""
     descriptor = getattr(
         sys.stderr, "_original_stdstream_copy", None
     )  # from before ipykernel took stderr over
@@ -38,7 +38,7 @@ def _terminal() -> int | None:
 
 
 class _NotebookBar(tqdm):
-    """A tqdm bar drawn into one display output; bars opened inside it are drawn as further lines of the same output."""
+    """A tqdm bar drawn into one display output; bars opened inside it are further lines of that output."""
 
     open_bars: list[_NotebookBar] = []
 

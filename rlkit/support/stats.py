@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 import pandas as pd
-from scipy.stats import norm
-from scipy.stats import t as student_t
+from scipy import stats
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -28,9 +27,7 @@ def mean_se(values) -> tuple[float, float]:
     values = np.asarray(values, dtype=float)
     if not values.size:
         raise ValueError("values: got none, expected at least one number")
-    return float(values.mean()), float(
-        values.std(ddof=1) / math.sqrt(values.size)
-    ) if values.size > 1 else 0.0
+    return float(values.mean()), float(stats.sem(values)) if values.size > 1 else 0.0
 
 
 def binomial_se(p: float, n: int) -> float:
@@ -47,22 +44,19 @@ def wilson_interval(c: int, n: int, confidence: float = 0.95) -> tuple[float, fl
     """
     if n < 1 or not 0 <= c <= n:
         raise ValueError(f"c, n: got {c}, {n}, expected 0 <= c <= n and n >= 1")
-    z = norm.ppf(0.5 + _checked(confidence) / 2)
-    p, scale = c / n, 1 + z * z / n
-    centre = (p + z * z / (2 * n)) / scale
-    half = z / scale * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return (0.0 if c == 0 else centre - half), (1.0 if c == n else centre + half)
+    interval = stats.binomtest(c, n).proportion_ci(_checked(confidence), method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def mean_interval(values, confidence: float = 0.95) -> tuple[float, float, float]:
     """(mean, low, high): Student's t interval for the mean of independent runs (seeds).
 
-    One value alone says nothing about the spread: low and high are then that value.
+    Values that are all the same, or one alone, say nothing about the spread: low and high are then the mean.
     """
     mean, se = mean_se(values)
-    n = len(np.asarray(values))
-    half = float(student_t.ppf(0.5 + _checked(confidence) / 2, n - 1)) * se if n > 1 else 0.0
-    return mean, mean - half, mean + half
+    _checked(confidence)
+    low, high = stats.t.interval(confidence, len(values) - 1, mean, se) if se else (mean, mean)
+    return mean, float(low), float(high)
 
 
 def bands(runs, column: str, confidence: float = 0.95) -> pd.DataFrame:
@@ -73,24 +67,14 @@ def bands(runs, column: str, confidence: float = 0.95) -> pd.DataFrame:
     value), mean, low, high (t interval), min, max.
     """
     frames = [getattr(run, "metrics", run) for run in runs]
-    if not any(column in frame for frame in frames):
-        known = sorted({name for frame in frames for name in frame})
-        raise ValueError(f"column: got {column!r}, expected one of {', '.join(known) or '(no runs given)'}")
-    values = pd.concat([frame[["step", column]] for frame in frames if column in frame]).dropna()
-    rows = {}
-    for step, group in values.groupby("step")[column]:
-        mean, low, high = mean_interval(group.to_numpy(), confidence)
-        rows[int(step)] = {
-            "n": len(group),
-            "mean": mean,
-            "low": low,
-            "high": high,
-            "min": float(group.min()),
-            "max": float(group.max()),
-        }
-    frame = pd.DataFrame.from_dict(rows, orient="index", columns=["n", "mean", "low", "high", "min", "max"])
-    frame.index.name = "step"
-    return frame
+    having = [frame[["step", column]] for frame in frames if column in frame]
+    if not having:
+        known = ", ".join(sorted({name for frame in frames for name in frame})) or "(no runs given)"
+        raise ValueError(f"column: got {column!r}, expected one of {known}")
+    groups = pd.concat(having).dropna().astype({"step": int}).groupby("step")[column]
+    rows = {step: (len(v), *mean_interval(v, confidence), v.min(), v.max()) for step, v in groups}
+    names = ["n", "mean", "low", "high", "min", "max"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=names).rename_axis("step")
 
 
 def _checked(confidence: float) -> float:

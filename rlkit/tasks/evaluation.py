@@ -14,16 +14,13 @@ from rlkit.tasks.prompts import Prompt
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What ``evaluate`` found. Shares are between 0 and 1; with several samples per problem they are over all
-    samples.
+    """The result of ``evaluate``. Shares are from 0 to 1, over all samples of all problems.
 
-    accuracy, accuracy_se: mean reward, and its standard error over problems (their means are what is
-    independent).
+    accuracy, accuracy_se: mean reward, and its standard error over problems (their means are independent).
     format_rate: share of well-formed responses. response_length: mean tokens. truncated_share: cut at
         max_tokens.
     counts: responses by (format_reward, answer_reward): {(1, 1): ..., (1, 0): ..., (0, 0): ...}.
-    by_steps: accuracy, accuracy_se and number of problems for each number of solution steps (empty if
-        unknown).
+    by_steps: accuracy, accuracy_se, n_problems for each number of solution steps (empty if unknown).
     pass_at_k: {k: unbiased estimate}, k = 1, 2, 4, ... up to the samples per problem.
     rows: a DataFrame with one response a row: problem, sample, question, gold, n_steps, prompt, response,
         reward, format_reward, answer_reward, length (tokens), finish_reason.
@@ -72,76 +69,47 @@ def evaluate(
         raise ValueError("problems: got none, expected at least one problem")
     if n_samples < 1:
         raise ValueError(f"n_samples: got {n_samples}, expected a whole number >= 1")
-    grade = (
-        (lambda response, gold: prompt.reward_fn(response, gold, fast=fast))
-        if reward_fn is None
-        else reward_fn
-    )
-    params = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, stop=tuple(prompt.stop), seed=seed, **sampling
-    )
+    options, grade = {"fast": fast} if reward_fn is None else {}, reward_fn or prompt.reward_fn
+    sampling |= {"temperature": temperature, "stop": tuple(prompt.stop), "seed": seed}
     texts = [prompt.fill(problem.question) for problem in problems]
+    groups = sampler.generate(texts, SamplingParams(max_tokens=max_tokens, **sampling), n_samples)
     rows = []
-    for i, (problem, text, completions) in enumerate(
-        zip(problems, texts, sampler.generate(texts, params, n_samples))
-    ):
+    for i, (problem, text, completions) in enumerate(zip(problems, texts, groups)):
+        asked = {
+            "question": problem.question,
+            "gold": problem.answer,
+            "n_steps": problem.n_steps,
+            "prompt": text,
+        }
         for j, completion in enumerate(completions):
-            graded = grade(completion.text, problem.answer)
+            graded = grade(completion.text, problem.answer, **options)
             reward = float(graded["reward"])
-            rows.append(
-                {
-                    "problem": i,
-                    "sample": j,
-                    "question": problem.question,
-                    "gold": problem.answer,
-                    "n_steps": problem.n_steps,
-                    "prompt": text,
-                    "response": completion.text,
-                    "reward": reward,
-                    "format_reward": float(graded.get("format_reward", reward)),
-                    "answer_reward": float(graded.get("answer_reward", reward)),
-                    "length": len(completion.token_ids),
-                    "finish_reason": completion.finish_reason,
-                }
-            )
+            parts = {name: float(graded.get(name, reward)) for name in ("format_reward", "answer_reward")}
+            ending = {"length": len(completion.token_ids), "finish_reason": completion.finish_reason}
+            row = {"problem": i, "sample": j, **asked, "response": completion.text, "reward": reward}
+            rows.append(row | parts | ending)
     return summarize(pd.DataFrame(rows))
 
 
 def summarize(rows: pd.DataFrame) -> Evaluation:
     """The ``Evaluation`` of graded responses (the ``rows`` of another one, or some of them)."""
-    per_problem = (
-        rows.assign(right=rows.reward >= 1)
-        .groupby("problem")
-        .agg(
-            reward=("reward", "mean"),
-            right=("right", "sum"),
-            n=("reward", "size"),
-            n_steps=("n_steps", "first"),
-        )
-    )
-    accuracy, accuracy_se = mean_se(per_problem.reward)
-    n_samples = int(per_problem.n.min())
+    problems = rows.assign(right=rows.reward >= 1).groupby("problem")
+    rewards, right, n = problems.reward.mean(), problems.right.sum(), problems.size()
+    accuracy, accuracy_se = mean_se(rewards)
     pairs = list(zip(rows.format_reward >= 1, rows.answer_reward >= 1))
-    powers = [2**i for i in range(n_samples.bit_length())]
-    by_steps = {
-        int(n): dict(zip(("accuracy", "accuracy_se", "n_problems"), (*mean_se(group.reward), len(group))))
-        for n, group in per_problem.dropna(subset="n_steps").groupby("n_steps")
-    }
+    steps = rewards.groupby(problems.n_steps.first().dropna().astype(int))
+    by_steps = {step: (*mean_se(group), len(group)) for step, group in steps}
+    powers = [2**i for i in range(int(n.min()).bit_length())]
     return Evaluation(
-        n_problems=len(per_problem),
-        n_samples=n_samples,
+        n_problems=len(rewards),
+        n_samples=int(n.min()),
         accuracy=accuracy,
         accuracy_se=accuracy_se,
         format_rate=float(rows.format_reward.mean()),
         response_length=float(rows.length.mean()),
         truncated_share=float((rows.finish_reason == "length").mean()),
-        counts={key: pairs.count(tuple(map(bool, key))) for key in ((1, 1), (1, 0), (0, 0))},
-        by_steps=pd.DataFrame.from_dict(
-            by_steps, orient="index", columns=["accuracy", "accuracy_se", "n_problems"]
-        ),
-        pass_at_k={
-            k: mean_se([pass_at_k(n, c, k) for n, c in zip(per_problem.n, per_problem.right)])[0]
-            for k in powers
-        },
+        counts={key: pairs.count(key) for key in ((1, 1), (1, 0), (0, 0))},
+        by_steps=pd.DataFrame.from_dict(by_steps, "index", columns=["accuracy", "accuracy_se", "n_problems"]),
+        pass_at_k={k: mean_se([pass_at_k(m, c, k) for m, c in zip(n, right)])[0] for k in powers},
         rows=rows,
     )

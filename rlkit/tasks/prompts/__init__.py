@@ -1,5 +1,4 @@
-"""How a question becomes a prompt: one record with its text, its reward and its stop strings, which belong
-together.
+"""How a question becomes a prompt: one record of its text, its reward and its stop strings.
 
 A prompt file is plain text with ``{question}`` where the question goes. One line break at the very end of the
 file (which editors add) is not part of the prompt.
@@ -10,10 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
-from rlkit.support.checks import shown
+from rlkit.support.checks import hint, shown
 
 SLOT = "{question}"
 REWARDS = ("r1_zero", "question_only")
@@ -41,14 +39,12 @@ class Prompt:
 
     def __post_init__(self):
         if SLOT not in self.template:
-            raise ValueError(
-                f"template: {self.name!r} has no {SLOT} in it; put {SLOT} where the question goes"
-            )
+            raise ValueError(f"template: {self.name!r} has no {SLOT}; put {SLOT} where the question goes")
         if self.reward not in REWARDS:
             raise ValueError(f"reward: got {self.reward!r}, expected one of {REWARDS}")
 
     def fill(self, question: str) -> str:
-        """The template with ``question`` in it; braces, % and even ``{question}`` in the question stay as they are."""
+        """The template with ``question`` in it; braces and ``{question}`` in the question stay as they are."""
         if not isinstance(question, str):
             raise ValueError(f"question: got {type(question).__name__} {question!r}, expected a str")
         parts = self.template.split(SLOT)
@@ -61,9 +57,7 @@ class Prompt:
         """``fn(response, ground_truth, fast=True)`` -> {"reward", "format_reward", "answer_reward"}."""
         from rlkit.tasks import grading
 
-        return {"r1_zero": grading.r1_zero_reward_fn, "question_only": grading.question_only_reward_fn}[
-            self.reward
-        ]
+        return getattr(grading, f"{self.reward}_reward_fn")
 
 
 def _only_doubled_braces(text: str) -> bool:
@@ -76,18 +70,11 @@ def prompt_names() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.prompt"))
 
 
-def _hint(name: str) -> str:
+def _meant(name: str) -> str:
     """What may have been meant by this name, which is neither a prompt's nor a file's."""
     if SLOT in name:
         return "; a template of your own goes into a file"
-    close = get_close_matches(name, prompt_names(), n=1)
-    return (
-        "; that is a folder"
-        if name and os.path.isdir(name)
-        else f"; did you mean {close[0]!r}?"
-        if close
-        else ""
-    )
+    return "; that is a folder" if name and os.path.isdir(name) else hint(name, prompt_names())
 
 
 def load_prompt(name_or_path: str | Path | Prompt, *, reward: str | None = None) -> Prompt:
@@ -96,8 +83,7 @@ def load_prompt(name_or_path: str | Path | Prompt, *, reward: str | None = None)
     reward: "r1_zero" or "question_only". By default a template that speaks of ``<answer>`` is read by
         r1_zero, which stops at ``</answer>``, and any other template by question_only, which has no stop
         string.
-    Raises ValueError for an unknown name, a file that is missing or no text, or a template without
-    ``{question}``.
+    Raises ValueError for an unknown name, a file that is missing or not text, or a template without a slot.
     """
     if isinstance(name_or_path, Prompt):
         return name_or_path
@@ -107,17 +93,14 @@ def load_prompt(name_or_path: str | Path | Prompt, *, reward: str | None = None)
     elif name is not None and os.path.isfile(name):
         path = Path(name)
     else:
-        got = shown(name_or_path if name is None else name)
-        raise ValueError(
-            f"prompt: got {got}, expected one of {prompt_names()} or a text file{_hint(name or '')}"
-        )
+        known, got = prompt_names(), shown(name_or_path if name is None else name)
+        raise ValueError(f"prompt: got {got}, expected one of {known} or a text file{_meant(name or '')}")
     try:
         template = path.read_text(encoding="utf-8").removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
-        reason = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else "is no UTF-8 text"
-        raise ValueError(
-            f"prompt: got {shown(name)}, which {reason}; expected a text file with {SLOT}"
-        ) from error
+        reason = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else "is not UTF-8 text"
+        line = f"prompt: got {shown(name)}, which {reason}; expected a text file with {SLOT}"
+        raise ValueError(line) from error
     if reward is None:
         reward = "r1_zero" if "<answer>" in template else "question_only"
     return Prompt(path.stem, template, reward, stop=("</answer>",) if reward == "r1_zero" else ())

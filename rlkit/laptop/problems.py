@@ -1,0 +1,133 @@
+"""The laptop testbed's word problems: one to three steps of adding, subtracting and multiplying."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+from zlib import crc32
+
+from rlkit.tasks.problems import Problem, check_n
+
+SIZES = {"train": 6400, "validation": 512}  # how many problems n=None stands for
+NAMES = "Tom Mia Sam Ana Ben Leo Rosa Omar Lily Max Nina Eva Ivan Zoe Amir Kim".split()
+THINGS = (
+    "apples plums shells stamps pencils marbles cards coins books cookies beads stickers rocks balls toys "
+    "nuts"
+).split()
+STARTS = ["{name} has {a} {things}.", "{name} starts with {a} {things}.", "{name} owns {a} {things}."]
+GROUPS = ["{name} has {a} boxes with {b} {things} in each box.", "{name} buys {a} bags of {b} {things} each."]
+EVENTS = {
+    "+": [
+        "{name} finds {b} more {things}.",
+        "{name} buys {b} more {things}.",
+        "{other} gives {name} {b} {things}.",
+        "Then {name} gets {b} more.",
+    ],
+    "-": [
+        "{name} gives away {b} {things}.",
+        "{name} loses {b} {things}.",
+        "{name} gives {other} {b} {things}.",
+        "Then {name} sells {b}.",
+    ],
+    "*": ["{other} has {b} times as many {things} as {name}."],
+}
+ASKS = [
+    "How many {things} does {name} have now?",
+    "How many {things} does {name} have?",
+    "How many {things} are there with {name} in the end?",
+]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line of a solution: ``name`` ends up with ``left op right = result`` things."""
+
+    name: str
+    left: int
+    op: str
+    right: int
+    result: int
+
+
+@dataclass(frozen=True)
+class Story:
+    """A word problem with its solution, step by step. ``start`` is None when the first step counts groups."""
+
+    name: str
+    things: str
+    start: int | None
+    steps: tuple[Step, ...]
+    question: str
+
+    @property
+    def answer(self) -> int:
+        return self.steps[-1].result
+
+
+def generate_problems(n: int | None, split: str = "train", seed: int = 0) -> list[Problem]:
+    """``n`` different word problems of one to three steps, numbers 1 to 99; n=None is the split's own size.
+
+    The split belongs to the question, not to the draw (``split_of``): train and validation never meet,
+    whatever the seeds. The same (n, split, seed) gives the same problems, and a smaller n the first of them.
+    """
+    if split not in SIZES:
+        raise ValueError(f"split: got {split!r}, expected 'train' or 'validation'")
+    check_n(n)
+    n = SIZES[split] if n is None else n
+    return list(_draw(n, split, seed))
+
+
+@lru_cache(maxsize=4)  # a plan, a training and an evaluation ask for the same ones
+def _draw(n: int, split: str, seed: int) -> tuple[Problem, ...]:
+    rng, problems = random.Random(f"{split} {seed}"), {}
+    while len(problems) < n:
+        story = draw_story(rng)
+        if split_of(story.question) == split:
+            problems.setdefault(story.question, Problem(story.question, str(story.answer), len(story.steps)))
+    return tuple(problems.values())
+
+
+def split_of(question: str) -> str:
+    """The split a generated question belongs to, by a checksum of its text: one in eight is validation."""
+    return "validation" if crc32(question.encode()) % 8 == 0 else "train"
+
+
+def draw_story(rng: random.Random) -> Story:
+    """One random word problem. Two dials set how hard it is: number of steps and size of the numbers."""
+    n_steps = rng.choices([1, 2, 3], weights=[35, 40, 25])[0]
+    large = rng.random() < 0.35
+    name, *others = rng.sample(NAMES, 4)
+    things = rng.choice(THINGS)
+    sentences, steps, start = [], [], None
+
+    if rng.random() < 0.25:  # groups: the first step multiplies
+        a, b = rng.randint(2, 5), rng.randint(2, 12 if large else 6)
+        sentences.append(rng.choice(GROUPS).format(name=name, a=a, b=b, things=things))
+        steps.append(Step(name, a, "*", b, a * b))
+        now = a * b
+    else:
+        start = now = rng.randint(12, 45) if large else rng.randint(3, 15)
+        sentences.append(rng.choice(STARTS).format(name=name, a=now, things=things))
+    first_name = name
+
+    while len(steps) < n_steps:
+        op, b = _draw_step(rng, now, large)
+        other = others.pop()
+        sentences.append(rng.choice(EVENTS[op]).format(name=name, other=other, b=b, things=things))
+        if op == "*":
+            name = other  # the story goes on with the one who has more
+        result = {"+": now + b, "-": now - b, "*": now * b}[op]
+        steps.append(Step(name, now, op, b, result))
+        now = result
+    sentences.append(rng.choice(ASKS).format(name=name, things=things))
+    return Story(first_name, things, start, tuple(steps), " ".join(sentences))
+
+
+def _draw_step(rng: random.Random, now: int, large: bool) -> tuple[str, int]:
+    """An operation and its right operand such that the result stays within 1..99."""
+    b = rng.randint(6, 25) if large else rng.randint(2, 9)
+    k = rng.randint(2, 4 if large else 3)
+    allowed = (["+"] if now + b <= 99 else []) + (["-"] if b < now else []) + (["*"] if now * k <= 48 else [])
+    op = rng.choice(allowed)
+    return op, (k if op == "*" else b)

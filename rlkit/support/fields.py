@@ -1,0 +1,130 @@
+"""Fields of a job's parameters: types that also read text, bounds, one line about each field, clear errors.
+
+Papermill passes what it cannot read (``1e-5`` from YAML, ``true``, ``null``) as text. pydantic converts it
+and checks types and bounds; this module refuses text that had to be guessed at, and makes the error lines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from rlkit.support.checks import hint, shown, unusable_path
+
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+_NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_OUT_OF_RANGE = ("finite_number", "greater_than", "greater_than_equal", "less_than", "less_than_equal")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def _plain_number(value):
+    """Text becomes a number where it plainly is one (no spaces, not "nan"); a bool is not a number."""
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        return int(value) if value.lstrip("+-").isdigit() and len(value) < 20 else float(value)
+    if isinstance(value, (str, bool)):
+        raise PydanticCustomError("not_a_number", "not a number")
+    return value
+
+
+def _path_as_text(value):
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _usable(value: str):
+    if why := unusable_path(value):
+        raise ValueError(f"got {shown(value)}, expected text that names something ({why})")
+    if not value.strip():
+        raise ValueError("got an empty text, expected text")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_plain_number)]
+Real = Annotated[float, BeforeValidator(_plain_number)]
+Text = Annotated[str, BeforeValidator(_path_as_text), AfterValidator(_usable)]
+
+
+def say(default, doc: str, **bounds) -> Any:
+    """A field: its default, one line about it, and bounds (ge, gt, le, lt)."""
+    return Field(default, description=doc, **bounds)
+
+
+class Checked(type):
+    """Metaclass of pydantic dataclasses: one ValueError with a line for each mistake, in the order given.
+
+    ``elsewhere`` of the class, if it has one, says of unknown names why they are not among the fields.
+    """
+
+    def __call__(cls, **values):
+        try:
+            return super().__call__(**values)
+        except ValidationError as error:
+            order, errors = list(values), error.errors(include_url=False)
+            errors.sort(key=lambda e: order.index(e["loc"][0]) if e["loc"] and e["loc"][0] in order else 0)
+            raise ValueError("\n".join(_line(cls, e, values) for e in errors)) from None
+
+
+def unknown(cls, name: str, known=()) -> str:
+    """The line for a name that is not a field of this class (or not one of ``known``)."""
+    return f"{name}: " + getattr(cls, "elsewhere", {}).get(
+        name, f"unknown parameter{hint(name, known or cls.__dataclass_fields__)}"
+    )
+
+
+def _anatomy(field) -> tuple[type, list, str]:
+    """(int, float, bool or str; what stands beside it, such as bounds; " or None" where that is allowed)."""
+    inner, beside, none = field.annotation, list(field.metadata), ""
+    if type(None) in get_args(inner):
+        inner, none = get_args(inner)[0], " or None"
+    if get_origin(inner) is Annotated:
+        inner, *inside = get_args(inner)
+        beside += inside
+    return (inner if inner in _NOUNS else str), beside, none
+
+
+def type_name(field) -> str:
+    """ "int", "int | None", ...; a Literal of texts is "str"."""
+    kind, _, none = _anatomy(field)
+    return kind.__name__ + none.replace("or", "|")
+
+
+def given(values: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """The values without those of known names that are None, or text for it: they mean the default."""
+    unset = (None, "None", "null", "Null", "NULL", "~")
+    return {name: v for name, v in values.items() if name not in known or v not in unset}
+
+
+def _line(cls, error: Mapping, values: Mapping) -> str:
+    """One of pydantic's errors as "name: got X, expected Y"."""
+    kind = error["type"]
+    if not error["loc"]:  # of the fields together: a check of ours, with names in it
+        return str(error["ctx"]["error"])
+    name = str(error["loc"][0])
+    got = values.get(name, error["input"])  # as it came: the error's input may be converted already
+    if kind == "unexpected_keyword_argument":
+        return unknown(cls, name)
+    if kind == "value_error":  # a check of ours
+        return f"{name}: {error['ctx']['error']}"
+    if kind == "missing":
+        return f"{name}: got nothing, expected a value"
+    if kind == "literal_error":
+        names = re.findall(r"'([^']+)'", error["ctx"]["expected"])
+        return f"{name}: got {shown(got)}, expected one of {', '.join(names)}{hint(str(got), names)}"
+    plain, beside, none = _anatomy(cls.__pydantic_fields__[name])
+    noun, bounds = (
+        _NOUNS[plain],
+        [(sign, getattr(m, op, None)) for m in beside for op, sign in _SIGNS.items()],
+    )
+    signs = [f"{sign} {b:{',' if isinstance(b, int) else 'g'}}" for sign, b in bounds if b is not None]
+    expected = " ".join([noun, *" and ".join(signs).split()]) + none
+    if got is None or kind in _OUT_OF_RANGE or (noun == "a number" and type(got) is int):
+        return f"{name}: got {shown(got)}, expected {expected}"
+    if noun == "text":
+        typed = f"{name}: {shown(got)} is a {type(got).__name__}"
+        return f"{typed}, expected text (papermill's -r passes a value as text)"
+    return f"{name}: {shown(got)} is not {noun}"
