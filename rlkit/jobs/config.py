@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from rlkit.algorithms import get_algorithm
-from rlkit.samplers.vllm.weight_sync import WAYS
+from rlkit.samplers.base import WAYS
 from rlkit.support.checks import missing_folder, number, shown, unusable_folder, unusable_path
 from rlkit.tasks.prompts import load_prompt
 

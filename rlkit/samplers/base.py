@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import torch
 
+WAYS = ("auto", "shm", "nccl", "gloo")  # how a vLLM server gets new weights, see samplers.vllm.weight_sync
+
 
 @dataclass(frozen=True)
 class SamplingParams:
