@@ -6,8 +6,8 @@ what it was asked to FAKE_VLLM_LOG (one JSON line each), and has a child, as vLL
 a response is its request's seed and index and the "weights" (a checkpoint's size and time); its token ids are
 fixed.
 FAKE_VLLM_DIES: "start" (ends with an error), "generate" (starts, but answers no prompt), "first" (is killed
-by the first completion, once), "always", "illegal bfloat16" (in this dtype the first request ends the engine, a
-Python process in this mode, by SIGILL).
+by the first completion, once), "always", "illegal bfloat16" (in this dtype the first request ends the engine,
+a Python process in this mode, by SIGILL).
 """
 
 import json

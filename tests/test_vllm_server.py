@@ -483,7 +483,7 @@ def test_a_sync_that_fails_stops_the_server_and_the_next_call_starts_it_with_the
     for error in (KeyboardInterrupt, RuntimeError):
         with monkeypatch.context() as patch:
 
-            def fails(*_):
+            def fails(*_, error=error):
                 raise error("in the middle")
 
             patch.setattr(weight_sync, "write_weights", fails)
@@ -631,7 +631,7 @@ def test_a_server_started_for_another_way_is_started_again(fake, model_folder, m
     assert made == ["gloo", "shm", "gloo", "gloo"]
     configs = ["--weight-transfer-config" in e["argv"] for e in fake() if "argv" in e]
     assert configs == [True, False, True]
-    assert capsys.readouterr().out == "weight sync: the server was started for shm; again, for gloo\n"
+    assert capsys.readouterr().out == "weight sync: server started for shm, now started again for gloo\n"
 
 
 def test_what_plans_a_job_does_not_need_fcntl():
@@ -698,7 +698,7 @@ def test_an_update_the_server_refuses_does_not_hang():
 
 
 def test_a_server_that_dies_in_a_broadcast_is_known_to_be_dead():
-    """The transport only says that its connection broke; the request knows why, and the sampler can start it anew."""
+    """The transport only tells that its connection broke; the request tells why, for a restart."""
 
     class Server:
         def post(self, path, body=None):

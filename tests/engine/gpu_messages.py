@@ -1,7 +1,8 @@
 """The messages of a weight transfer over NCCL, read by vLLM's own classes: run in a Python that has vLLM.
 
 No GPU is needed: where the transfer would touch one, stand-ins note their arguments. This checks that the
-classes, functions and fields that `weight_sync` uses exist in this vLLM, and that the worker can read the messages.
+classes, functions and fields that `weight_sync` uses exist in this vLLM, and that the worker can read the
+messages.
 """
 
 import threading

@@ -1,8 +1,8 @@
 """The sampler against a real vLLM engine (CPU build): what it computes, new weights, life and death, a
 training run.
 
-Run by ``make test-vllm``. Skipped where no vLLM is found (see `rlkit.samplers.vllm.find.find_vllm`). Starting a
-server takes 20 s on two idle cores, so tests share two of them.
+Run by ``make test-vllm``. Skipped where no vLLM is found (see `rlkit.samplers.vllm.find.find_vllm`). Starting
+a server takes 20 s on two idle cores, so tests share two of them.
 """
 
 import dataclasses
@@ -142,7 +142,7 @@ def members(group):
 
 @with_one_server
 def test_greedy_tokens_and_log_probs_before_and_after_each_kind_of_sync(served):
-    """Old weights never show: neither in the engine, nor in a tied output layer, nor through the prefix cache."""
+    """Old weights never show: not in the engine, not in a tied output layer, not through the prefix cache."""
     sampler, model = served
     assert sampler.server.way == "gloo"
     before = greedy(sampler)
@@ -313,8 +313,9 @@ sys.path[:0] = [{tests!r}, {here!r}]
 from test_engine import random_model, byte_tokenizer, VLLMSampler, VLLMServer, SamplingParams
 if __name__ == "__main__":
     made = []
-    thread = threading.Thread(target=lambda: made.append(VLLMSampler(random_model("olmo2"), byte_tokenizer())))
-    thread.start(); thread.join()                       # the thread that started the server is gone: that is no reason
+    start = lambda: made.append(VLLMSampler(random_model("olmo2"), byte_tokenizer()))
+    thread = threading.Thread(target=start)  # its end, once the server runs, is no reason to end the server
+    thread.start(); thread.join()
     [sampler] = made
     sampler.generate(["a"], SamplingParams(max_tokens=4))
     print("group", sampler.server._process.pid, sampler.server.folder, sampler.folder, flush=True)
@@ -439,7 +440,7 @@ def test_port_that_is_taken_too_late_to_notice(tmp_path, monkeypatch):
 
     random_model("olmo2").save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
-    monkeypatch.setattr(vllm_server, "port_is_free", lambda port: True)
+    monkeypatch.setattr(vllm_server, "free_port", lambda port: port)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -464,7 +465,7 @@ def deadly(sampler, config, step):
 
 
 def test_training_learns_through_a_server_that_is_killed_once(tmp_path):
-    """The laptop model, 16 steps: rewards rise, engine and trainer agree on every token, one death goes unnoticed."""
+    """Laptop model, 16 steps: rewards rise, engine and trainer agree on each token, one death is harmless."""
     from rlkit import Config, load_model, train
 
     model, tokenizer = load_model("laptop", "float32", "cpu")
@@ -496,7 +497,7 @@ def test_training_learns_through_a_server_that_is_killed_once(tmp_path):
 
 
 def test_training_that_cannot_restart_its_server_stops_with_everything_saved_and_goes_on(tmp_path):
-    """The server dies in step 4 and may not be replaced; the same run, resumed, ends. In bfloat16 autocast."""
+    """The server dies in step 4 and may not be replaced; the run, resumed, ends. In bfloat16 autocast."""
     from rlkit import Config, load_model, train
 
     config = Config.preset(
@@ -589,7 +590,7 @@ def smollm2_folder(folder, questions):
 
 
 def test_a_135_m_llama_takes_two_steps_on_gsm8k(tmp_path, gsm8k_dir):
-    """A real size from a local folder: tied, pad missing, served and synced by tens of megabytes, below 24 GiB."""
+    """A real size from a local folder: tied, pad missing, synced by tens of megabytes, below 24 GiB."""
     from tiny_model import share_of_lower_case
 
     from rlkit import Config, load_problems, train

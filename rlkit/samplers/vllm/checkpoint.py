@@ -1,6 +1,4 @@
-"""The policy as a checkpoint that a server can read: what it must be like, how it is written, where it lies."""
-
-from __future__ import annotations
+"""The policy as a checkpoint that a server can read: checks, writing, its folder in memory."""
 
 import os
 import shutil
@@ -27,17 +25,13 @@ def check_servable(model) -> None:
         raise ValueError(f"model: got weights of type {dtype}, expected float32, bfloat16 or float16")
     names = [name for name, _ in uncompiled(model).named_modules() if "_orig_mod" in name.split(".")]
     if names:
-        raise ValueError(
-            f"model: {names[0]!r} is compiled by itself, which save_pretrained writes under other names; "
-            "expected the whole model compiled, or none of it"
-        )
+        why = "is compiled by itself, which save_pretrained writes under other names"
+        raise ValueError(f"model: {names[0]!r} {why}; expected the whole model compiled, or none of it")
     inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
     said = bool(getattr(model.config, "tie_word_embeddings", False))
     if outputs is not None and said != (outputs.weight is inputs.weight):
-        raise ValueError(
-            f"model: config.tie_word_embeddings is {said}, but input and output embedding are "
-            f"{'two tensors' if said else 'one tensor'}; expected the config to match the tensors"
-        )
+        are = f"but input and output embedding are {'two tensors' if said else 'one tensor'}"
+        raise ValueError(f"model: config.tie_word_embeddings is {said}, {are}; expected the two to agree")
 
 
 def shapes_of(model) -> dict:
@@ -50,10 +44,9 @@ def check_same(shapes: dict, model) -> None:
     found = shapes_of(model)
     names = sorted(name for name in found.keys() | shapes.keys() if found.get(name) != shapes.get(name))
     if names:
-        raise ValueError(
-            f"model: got other parameters than the server was started with, {len(names)} of them, such as "
-            f"{names[0]}: {found.get(names[0])}, expected {shapes.get(names[0])}"
-        )
+        such = f"{names[0]}: {found.get(names[0])}, expected {shapes.get(names[0])}"
+        got = f"got other parameters than the server was started with, {len(names)} of them"
+        raise ValueError(f"model: {got}, such as {such}")
 
 
 def write_weights(model, folder: Path, tokenizer=None) -> None:
@@ -66,10 +59,8 @@ def write_weights(model, folder: Path, tokenizer=None) -> None:
         uncompiled(model).save_pretrained(incoming, max_shard_size="1000GB")
     names = sorted(os.listdir(incoming))
     if not {"config.json", "model.safetensors"}.issubset(names):
-        raise ValueError(
-            f"model: {type(model).__name__} saves {', '.join(names)}, expected config.json and "
-            "model.safetensors of a whole model (merge adapters first)"
-        )
+        expected = "expected config.json and model.safetensors of a whole model (merge adapters first)"
+        raise ValueError(f"model: {type(model).__name__} saves {', '.join(names)}, {expected}")
     for name in names:
         os.replace(incoming / name, folder / name)
     incoming.rmdir()
@@ -83,7 +74,7 @@ _LOCKS: dict = {}  # folder -> (the process that made it, its open and locked fi
 def memory_folder(model) -> Path:
     """A new folder with room for two copies of the model: in /dev/shm if it has that much, else on disk.
 
-    It is this process's for as long as it lives. Folders whose process died without removing them are removed.
+    It is this process's for as long as it lives. Folders that a dead process has left are removed.
     """
     import fcntl  # not at the top: Windows lacks it, where this module is imported but no server runs
 

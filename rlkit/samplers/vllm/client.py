@@ -1,7 +1,5 @@
 """Requests to a vLLM server, with every sampling parameter spelled out, and its answers as `Completion`s."""
 
-from __future__ import annotations
-
 import difflib
 from hashlib import blake2b
 
@@ -9,7 +7,7 @@ import requests
 
 from rlkit.samplers.base import Completion
 
-# every request carries all of them: a server's own defaults may come from a model's files and change by version
+# every request carries all of them: a server's own defaults depend on the model's files and vLLM's version
 DEFAULTS = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 DEFAULTS |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None, "min_tokens": 0}
 DEFAULTS |= {"stop": [], "include_stop_str_in_output": True, "stop_token_ids": [], "ignore_eos": False}
@@ -28,7 +26,7 @@ def request(method: str, url: str, body: dict | None = None, timeout: float | No
 
 
 def request_body(sampling_params: dict) -> dict:
-    """A request with every sampling parameter in it. ValueError for unknown names, which vLLM would ignore."""
+    """A request with every sampling parameter. ValueError for unknown names, which vLLM would ignore."""
     unknown = [name for name in sampling_params if name not in DEFAULTS and name != "max_tokens"]
     if unknown:
         near = difflib.get_close_matches(unknown[0], ["max_tokens", "seed", *DEFAULTS], 1)

