@@ -72,9 +72,9 @@ def others(group: int) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            live = process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid()
-            found += [process] * (live and os.getpgid(process.pid) == group)
-    return found
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return [process for process in found if process.pid != os.getpid()]
 
 
 def shared_memory(group: int) -> set[Path]:
