@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from toys import tiny_model, toy_tokenizer
 
 from rlkit.samplers import Sampler, SamplingParams, VLLMSampler, VLLMServer
-from rlkit.samplers.vllm import checkpoint, client, log, weight_sync
+from rlkit.samplers.vllm import checkpoint, client, guard, log, weight_sync
 from rlkit.samplers.vllm import sampler as vllm_sampler
 from rlkit.samplers.vllm import server as vllm_server
 from rlkit.samplers.vllm.find import VLLMInstall
@@ -195,7 +195,7 @@ def test_guard_removes_the_shared_memory_of_killed_processes_and_no_other(tmp_pa
     ours, other = (Path(f"/dev/shm/psm_rlkit_test_{os.getpid()}_{i}") for i in range(2))
     other.write_bytes(b"x")
     try:
-        guard = subprocess.run(
+        done = subprocess.run(
             [
                 sys.executable,
                 "-I",
@@ -210,10 +210,22 @@ def test_guard_removes_the_shared_memory_of_killed_processes_and_no_other(tmp_pa
             ],
             start_new_session=True,
         )
-        assert guard.returncode == 128 + signal.SIGKILL and not ours.exists() and other.exists()
+        assert done.returncode == 128 + signal.SIGKILL and not ours.exists() and other.exists()
     finally:
         other.unlink()
         ours.unlink(missing_ok=True)
+
+
+def test_a_process_that_ended_is_no_member_of_its_group():
+    """Nobody has reaped it; a stop would wait for it in vain."""
+    child = subprocess.Popen(["sleep", "100"], start_new_session=True)
+    assert [process.pid for process in guard.others(child.pid)] == [child.pid]
+    child.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while not guard.ended(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert guard.others(child.pid) == [] and child.returncode is None
+    assert child.wait() == -signal.SIGKILL and guard.ended(child)
 
 
 def test_server_that_dies_while_starting_says_why(fake, model_folder, monkeypatch):
@@ -437,6 +449,8 @@ def test_an_end_of_text_id_is_never_part_of_the_text(fake):
     sampler = VLLMSampler(tiny_model(), toy_tokenizer(), eos_token_ids=[8, 1])
     [[c]] = sampler.generate(["Hello"], SamplingParams(max_tokens=5))
     assert c.text.count("/") == 1  # ends with 1, a special token: vLLM's own text
+    body = next(e["body"] for e in fake() if e.get("path") == "/v1/completions")
+    assert body["stop_token_ids"] == [1, 8] and body["ignore_eos"]  # these ids end a text, and no other
     sampler._visible_ends = {1}
     [[c]] = sampler.generate(["Hello"], SamplingParams(max_tokens=5))
     assert c.text == "a test"
@@ -542,11 +556,11 @@ VLLMSampler(tiny_model(), toy_tokenizer())
 def test_killed_while_the_server_starts_leaves_no_weights(fake, number):
     code = DIES_EARLY.format(tests=str(REPOSITORY / "tests"), signal=number)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
-    guard, folder = done.stdout.split()
+    leader, folder = done.stdout.split()
     assert done.returncode == -getattr(signal, number) and folder.startswith(
         ("/dev/shm/rlkit-weights-", "/tmp/rlkit-")
     )
-    assert wait_until_gone([int(guard)]) and not os.path.exists(folder)
+    assert wait_until_gone([int(leader)]) and not os.path.exists(folder)
 
 
 def test_weights_of_a_process_that_was_killed_before_it_had_a_server_are_removed_by_the_next_one():

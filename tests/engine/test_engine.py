@@ -5,6 +5,7 @@ Run by ``make test-vllm``. Skipped where no vLLM is found (see `rlkit.samplers.v
 a server takes 20 s on two idle cores, so tests share two of them.
 """
 
+import copy
 import dataclasses
 import json
 import os
@@ -21,6 +22,7 @@ import pytest
 import torch
 
 from rlkit.samplers import SamplingParams, VLLMSampler, VLLMServer
+from rlkit.samplers.vllm import log
 from rlkit.samplers.vllm.find import find_vllm
 
 REPOSITORY = Path(__file__).parents[2]
@@ -364,6 +366,31 @@ def test_nothing_is_left_however_the_parent_ends():
         for parent in parents:
             parent.kill()
             parent.wait()
+
+
+def test_a_bfloat16_policy_is_sampled_in_float32_where_the_cpu_refuses_bfloat16(monkeypatch):
+    """The crash is a stand-in, this CPU need not refuse; the float32 engine takes bfloat16 weights both ways."""
+    start = VLLMServer.start
+
+    def crashes(server):
+        if server.dtype == "bfloat16":
+            server.install, server._said = find_vllm(), log.Report("", "SIGILL")
+            raise RuntimeError("vLLM server: it started and cannot generate")
+        start(server)
+
+    monkeypatch.setattr(VLLMServer, "start", crashes)
+    model = random_model("olmo2").bfloat16()
+    sampler = VLLMSampler(model, byte_tokenizer(), weight_sync="gloo")
+    try:
+        assert sampler.server.dtype == "float32"
+        for seed, way in enumerate(["gloo", "shm"]):
+            sampler.server.weight_sync = way
+            assert sampler.server.init_weight_sync("cpu", sampler.folder) == way
+            change(model, seed)
+            sampler.sync_weights(model)
+            assert_is(greedy(sampler), copy.deepcopy(model).float())
+    finally:
+        sampler.close()
 
 
 def test_in_a_kernel_that_is_interrupted_and_restarted(monkeypatch):
