@@ -66,6 +66,9 @@ def measure(dtype, arguments):
     ways = arguments.ways.split(",")
     here = TransformersSampler(model, tokenizer)
     server = VLLMSampler(model, tokenizer, weight_sync="gloo" if "gloo" in ways else ways[0])
+    if server.server.dtype != dtype:  # it fell back: this CPU cannot
+        server.close()
+        return None
     result = {"start_seconds": server.server.start_seconds, "sync_seconds": {}, "tokens_per_second": {}}
     try:
         for way in ways:
@@ -113,6 +116,9 @@ def main():
     results = {}
     for dtype in arguments.dtypes.split(","):
         r = results[dtype] = measure(dtype, arguments)
+        if r is None:
+            print(f"{dtype}: skipped, vLLM cannot compute in it on this CPU")
+            continue
         rates = "; ".join(
             f"{name} {statistics.median(v):,.0f} ({min(v):,.0f}-{max(v):,.0f})"
             for name, v in r["tokens_per_second"].items()

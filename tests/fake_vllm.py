@@ -6,7 +6,8 @@ what it was asked to FAKE_VLLM_LOG (one JSON line each), and has a child, as vLL
 a response is its request's seed and index and the "weights" (a checkpoint's size and time); its token ids are
 fixed.
 FAKE_VLLM_DIES: "start" (ends with an error), "generate" (starts, but answers no prompt), "first" (is killed
-by the first completion, once), "always".
+by the first completion, once), "always", "illegal bfloat16" (in this dtype the first request ends the engine,
+a Python process in this mode, by SIGILL).
 """
 
 import json
@@ -39,11 +40,15 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path == "/v1/models":
             return self.answer({"data": [{"id": options["served-model-name"]}]})
-        self.answer({"world_size": 1} if "world" in self.path else {})
+        self.answer({"world_size": 1} if "world" in self.path else {}, 200 if engine.poll() is None else 503)
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "null")
         if body and body.get("max_tokens") == 1:  # the first look whether it can generate at all
+            if DIES == f"illegal {options['dtype']}":
+                engine.send_signal(signal.SIGILL)
+                engine.wait()
+                return self.answer({"error": "cancelled"}, 500)
             return self.answer({}, 500 if DIES == "generate" else 200)
         note(path=self.path, body=body)
         if self.path == "/v1/completions":
@@ -76,7 +81,11 @@ if sys.argv[1] == "-c":
 else:
     words = sys.argv[5:]  # after -m MODULE serve MODEL
     options = {words[i][2:]: words[i + 1] for i in range(len(words) - 1) if words[i].startswith("--")}
-    engine = subprocess.Popen(["sleep", "1000"])
+    python = [sys.executable, "-c", "print('ready', flush=True); import time; time.sleep(1000)"]
+    crashes = DIES.startswith("illegal")
+    engine = subprocess.Popen(python if crashes else ["sleep", "1000"], stdout=subprocess.PIPE)
+    if crashes:
+        engine.stdout.readline()
     note(argv=sys.argv[1:], environment=dict(os.environ), pid=os.getpid(), engine=engine.pid)
     if DIES == "start":
         print("(EngineCore pid=7) ValueError: the model's head size is not supported\nlast line", flush=True)

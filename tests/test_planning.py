@@ -107,6 +107,8 @@ def test_the_plan_says_where_vllm_runs_and_how_it_gets_the_weights(base, monkeyp
         text
         == "vLLM on GPU 0, the policy's own: 30% of its memory, freed while the policy trains; weights by shm"
     )
+    assert outlook("nccl", 2, "cuda:0")[0].endswith("weights by nccl")
+    assert "two different GPUs" in outlook("nccl", 1, "cuda:0")[1]
 
 
 def test_what_the_server_lacks(monkeypatch):

@@ -24,8 +24,9 @@ from safetensors.torch import load_file
 from toys import tiny_model, toy_tokenizer
 
 from rlkit.samplers import Sampler, SamplingParams, VLLMSampler, VLLMServer
+from rlkit.samplers.vllm import checkpoint, client, guard, log, weight_sync
+from rlkit.samplers.vllm import sampler as vllm_sampler
 from rlkit.samplers.vllm import server as vllm_server
-from rlkit.samplers.vllm import weight_sync
 from rlkit.samplers.vllm.find import VLLMInstall
 
 REPOSITORY = Path(__file__).parents[1]
@@ -169,7 +170,7 @@ def test_server_killed_alone_takes_its_engine_along_and_nothing_else(fake, model
         server.start()
         os.kill(fake()[0]["pid"], signal.SIGKILL)
         assert wait_until_gone([fake()[0]["engine"]]) and not server.alive()
-        with pytest.raises(vllm_server.ServerDied, match="it is gone"):
+        with pytest.raises(client.ServerDied, match="it is gone"):
             server.generate_completions(["a"], {"max_tokens": 3})
         server.stop()
         assert bystander.poll() is None
@@ -194,7 +195,7 @@ def test_guard_removes_the_shared_memory_of_killed_processes_and_no_other(tmp_pa
     ours, other = (Path(f"/dev/shm/psm_rlkit_test_{os.getpid()}_{i}") for i in range(2))
     other.write_bytes(b"x")
     try:
-        guard = subprocess.run(
+        done = subprocess.run(
             [
                 sys.executable,
                 "-I",
@@ -209,10 +210,22 @@ def test_guard_removes_the_shared_memory_of_killed_processes_and_no_other(tmp_pa
             ],
             start_new_session=True,
         )
-        assert guard.returncode == 128 + signal.SIGKILL and not ours.exists() and other.exists()
+        assert done.returncode == 128 + signal.SIGKILL and not ours.exists() and other.exists()
     finally:
         other.unlink()
         ours.unlink(missing_ok=True)
+
+
+def test_a_process_that_ended_is_no_member_of_its_group():
+    """Nobody has reaped it; a stop would wait for it in vain."""
+    child = subprocess.Popen(["sleep", "100"], start_new_session=True)
+    assert [process.pid for process in guard.others(child.pid)] == [child.pid]
+    child.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while not guard.ended(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert guard.others(child.pid) == [] and child.returncode is None
+    assert child.wait() == -signal.SIGKILL and guard.ended(child)
 
 
 def test_server_that_dies_while_starting_says_why(fake, model_folder, monkeypatch):
@@ -229,6 +242,46 @@ def test_server_that_starts_and_cannot_generate_is_stopped(fake, model_folder, m
     with pytest.raises(RuntimeError, match="it started and cannot generate"):
         VLLMServer(model_folder).start()
     assert not any(running(fake()[0][name]) for name in ("pid", "engine"))
+
+
+def test_an_engine_that_crashes_says_by_which_signal_and_what_to_do(fake, model_folder, monkeypatch):
+    """The engine itself only answers "cancelled"."""
+    monkeypatch.setenv("FAKE_VLLM_DIES", "illegal bfloat16")
+    with pytest.raises(RuntimeError, match="cannot generate.*SIGILL .illegal instruction.*use float32"):
+        VLLMServer(model_folder, dtype="bfloat16").start()
+    assert not any(running(fake()[0][name]) for name in ("pid", "engine"))
+
+
+def test_a_cpu_that_cannot_do_bfloat16_samples_in_float32(fake, monkeypatch, capsys):
+    """Known before any training, by the first request; said in one line."""
+    monkeypatch.setenv("FAKE_VLLM_DIES", "illegal bfloat16")
+    sampler = VLLMSampler(tiny_model().bfloat16(), toy_tokenizer())
+    printed = capsys.readouterr().out
+    assert printed.count("SIGILL (illegal instruction) in bfloat16") == 1 and "sampling in float32" in printed
+    assert len(printed.splitlines()) == 2  # this one, and that the server is ready
+    starts = [e["argv"] for e in fake() if "argv" in e]
+    assert [argv[argv.index("--dtype") + 1] for argv in starts] == ["bfloat16", "float32"]
+    assert sampler.server.alive() and sampler.restarts == 0
+    assert len(sampler.generate(["Hello"], SamplingParams(max_tokens=5))[0]) == 1
+    sampler.close()
+    monkeypatch.setenv("FAKE_VLLM_DIES", "illegal float32")  # nothing is left to fall back to
+    with pytest.raises(RuntimeError, match="cannot generate.*SIGILL"):
+        VLLMSampler(tiny_model(), toy_tokenizer())
+    assert len([e for e in fake() if "argv" in e]) == 3
+
+
+def test_what_ended_the_engine_by_its_log():
+    died = (
+        "(EngineCore pid=7) ERROR [x.py:1] Worker proc VllmWorker-0 died unexpectedly (exit code: {}), shut"
+    )
+    found = {code: log.ended_by(died.format(code)) for code in (-4, -9, 1, None, 0, -15)}
+    assert found == {-4: "SIGILL", -9: "SIGKILL", 1: "exit code 1", None: "", 0: "", -15: ""}
+    assert log.ended_by("Fatal Python error: Segmentation fault\n" + died.format(None)) == "SIGSEGV"
+    assert log.ended_by("Fatal Python error: init_import_site: Failed") == log.Report().cause == ""
+    assert log.Report("", "exit code 1").cause == "; the engine's process ended by exit code 1"
+    assert log.Report("", "SIGKILL").cause.endswith(
+        "SIGKILL (killed from outside, often because memory ran out)"
+    )
 
 
 def test_what_cannot_work_is_refused_before_a_server_starts(fake, model_folder, monkeypatch, tmp_path):
@@ -250,6 +303,7 @@ def test_what_cannot_work_is_refused_before_a_server_starts(fake, model_folder, 
     with pytest.raises(RuntimeError, match="not running"):
         VLLMServer(model_folder).generate_completions(["a"], {"max_tokens": 1})
     monkeypatch.setattr(vllm_server, "find_vllm", lambda python: None)
+    monkeypatch.setattr(vllm_sampler, "find_vllm", lambda python: None)
     with pytest.raises(ValueError, match="no vLLM found.*RLKIT_VLLM_PYTHON"):
         VLLMServer(model_folder).start()
     with pytest.raises(ValueError, match="no vLLM found"):
@@ -271,8 +325,6 @@ def test_gpu_command_line_and_device(model_folder, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert server.environment("folder", "/f")["CUDA_VISIBLE_DEVICES"] == "1"
     assert "TORCHDYNAMO_DISABLE" not in server.environment("folder", "/f")
-    server.gpu, server.weight_sync = 0, "ipc"
-    assert server.environment("folder", "/f")["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
     monkeypatch.setattr(vllm_server, "vllm_importable", lambda: False)
     assert "--weight-transfer-config" not in server.command("folder", 5)
 
@@ -319,9 +371,9 @@ def test_one_explicit_request_per_prompt(fake, model_folder):
 
 def test_sampling_parameters_are_checked():
     with pytest.raises(ValueError, match="max_tokens is missing"):
-        vllm_server.request_body({})
+        client.request_body({})
     with pytest.raises(ValueError, match="'temprature'.*did you mean 'temperature'"):
-        vllm_server.request_body({"max_tokens": 1, "temprature": 0.5})
+        client.request_body({"max_tokens": 1, "temprature": 0.5})
     choice = {
         "index": 0,
         "text": "",
@@ -330,14 +382,14 @@ def test_sampling_parameters_are_checked():
         "logprobs": {"token_logprobs": []},
     }
     with pytest.raises(RuntimeError, match="expected 1 finished"):
-        vllm_server.completions_of({"choices": [choice]}, 1)
+        client.completions_of({"choices": [choice]}, 1)
     with pytest.raises(RuntimeError, match="0 log-probs for 1 tokens"):
-        vllm_server.completions_of({"choices": [choice | {"finish_reason": "stop"}]}, 1)
+        client.completions_of({"choices": [choice | {"finish_reason": "stop"}]}, 1)
 
 
 def test_seeds_of_copies_never_meet():
     """vLLM adds the copy's index to the request's seed: seeds of different prompts must lie far apart."""
-    seeds = sorted(vllm_server.request_seed(s, i) for s in range(50) for i in range(100))
+    seeds = sorted(client.request_seed(s, i) for s in range(50) for i in range(100))
     assert len(set(seeds)) == 5000 and min(b - a for a, b in zip(seeds, seeds[1:])) > 1000
     assert seeds[-1] < 2**48
 
@@ -397,6 +449,8 @@ def test_an_end_of_text_id_is_never_part_of_the_text(fake):
     sampler = VLLMSampler(tiny_model(), toy_tokenizer(), eos_token_ids=[8, 1])
     [[c]] = sampler.generate(["Hello"], SamplingParams(max_tokens=5))
     assert c.text.count("/") == 1  # ends with 1, a special token: vLLM's own text
+    body = next(e["body"] for e in fake() if e.get("path") == "/v1/completions")
+    assert body["stop_token_ids"] == [1, 8] and body["ignore_eos"]  # these ids end a text, and no other
     sampler._visible_ends = {1}
     [[c]] = sampler.generate(["Hello"], SamplingParams(max_tokens=5))
     assert c.text == "a test"
@@ -416,7 +470,7 @@ def test_a_server_killed_mid_run_is_started_again_with_the_last_weights(fake, mo
     assert torch.equal(
         load_file(f"{served[1]}/model.safetensors")["model.norm.weight"], model.model.norm.weight
     )
-    assert first.text == f"{vllm_server.request_seed(1, 0)}/0" and first.text != second.text
+    assert first.text == f"{client.request_seed(1, 0)}/0" and first.text != second.text
     assert "it is gone (at v1/completions); starting it again (1 of 2)" in capsys.readouterr().out
     sampler.close()
     assert not any(running(e[name]) for e in fake() if "argv" in e for name in ("pid", "engine"))
@@ -428,7 +482,7 @@ def test_a_server_that_keeps_dying_ends_the_run(fake, monkeypatch):
     with pytest.raises(RuntimeError, match="died 2 times in a row.*resume=True"):
         sampler.generate(["Hello"], SamplingParams(max_tokens=5))
     sampler.close()
-    assert sampler.server.last_words().startswith("Its last lines:")  # also when its log is gone
+    assert sampler.server.report().last_words.startswith("Its last lines:")  # also when its log is gone
 
 
 def test_a_sync_that_fails_stops_the_server_and_the_next_call_starts_it_with_the_last_good_weights(
@@ -443,7 +497,7 @@ def test_a_sync_that_fails_stops_the_server_and_the_next_call_starts_it_with_the
     for error in (KeyboardInterrupt, RuntimeError):
         with monkeypatch.context() as patch:
 
-            def fails(*_):
+            def fails(*_, error=error):
                 raise error("in the middle")
 
             patch.setattr(weight_sync, "write_weights", fails)
@@ -502,28 +556,28 @@ VLLMSampler(tiny_model(), toy_tokenizer())
 def test_killed_while_the_server_starts_leaves_no_weights(fake, number):
     code = DIES_EARLY.format(tests=str(REPOSITORY / "tests"), signal=number)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
-    guard, folder = done.stdout.split()
+    leader, folder = done.stdout.split()
     assert done.returncode == -getattr(signal, number) and folder.startswith(
         ("/dev/shm/rlkit-weights-", "/tmp/rlkit-")
     )
-    assert wait_until_gone([int(guard)]) and not os.path.exists(folder)
+    assert wait_until_gone([int(leader)]) and not os.path.exists(folder)
 
 
 def test_weights_of_a_process_that_was_killed_before_it_had_a_server_are_removed_by_the_next_one():
     code = (
         "import os, sys; sys.path.insert(0, 'tests'); from toys import tiny_model\n"
-        "from rlkit.samplers.vllm import weight_sync\n"
-        "print(weight_sync.memory_folder(tiny_model()), flush=True); os.kill(os.getpid(), 9)"
+        "from rlkit.samplers.vllm import checkpoint\n"
+        "print(checkpoint.memory_folder(tiny_model()), flush=True); os.kill(os.getpid(), 9)"
     )
     stale = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY
     ).stdout.strip()
     assert "/rlkit-weights-" in stale  # tests beside this one may have removed it
-    first = weight_sync.memory_folder(tiny_model())
-    second = weight_sync.memory_folder(tiny_model())  # a living process's folder stays
+    first = checkpoint.memory_folder(tiny_model())
+    second = checkpoint.memory_folder(tiny_model())  # a living process's folder stays
     assert not os.path.exists(stale) and first.is_dir()
-    weight_sync.release(first)
-    weight_sync.release(second)
+    checkpoint.release(first)
+    checkpoint.release(second)
     assert not first.exists() and not second.exists()
 
 
@@ -561,9 +615,8 @@ def test_way_of_the_weights():
     assert way("auto", True, None, 0, False) == ("shm", "")
     assert way("auto", False, 0, 1, True) == way("nccl", False, 0, 1, True) == ("nccl", "")
     assert way("auto", False, 0, 1, False) == way("auto", False, 0, 0, True) == ("shm", "")
-    assert way("ipc", False, 0, 0, True) == ("ipc", "") and way("gloo", True, None, 0, False) == ("gloo", "")
+    assert way("gloo", True, None, 0, False) == ("gloo", "")
     assert "two different GPUs" in way("nccl", False, 0, 0, True)[1]
-    assert "same GPU" in way("ipc", False, 0, 1, True)[1]
     assert (
         "trainer's Python" in way("nccl", False, 0, 1, False)[1]
         and "two" in way("nccl", True, None, 0, False)[1]
@@ -571,6 +624,38 @@ def test_way_of_the_weights():
     assert way("gloo", False, 0, 1, True)[0] == "shm"
     with pytest.raises(ValueError, match="weight_sync"):
         way("pigeon", True, None, 0, False)
+
+
+def test_a_server_started_for_another_way_is_started_again(fake, model_folder, monkeypatch, capsys):
+    """Where a test, or a reader, changes weight_sync of a running server, and after a restart in between."""
+    made = []
+    monkeypatch.setattr(vllm_server, "make_sync", lambda way, *_: made.append(way))
+    server = VLLMServer(model_folder, weight_sync="gloo")
+    with pytest.raises(RuntimeError, match="not running"):
+        server.init_weight_sync()
+    with server:
+        for way in ("gloo", "shm", "gloo"):  # by files any server can be reached
+            server.weight_sync = way
+            assert server.init_weight_sync() == server.way == way
+        server.weight_sync = "shm"
+        server.stop()
+        server.start()
+        server.weight_sync = "gloo"
+        assert server.init_weight_sync() == "gloo" and server.alive()
+    assert made == ["gloo", "shm", "gloo", "gloo"]
+    configs = ["--weight-transfer-config" in e["argv"] for e in fake() if "argv" in e]
+    assert configs == [True, False, True]
+    assert capsys.readouterr().out == "weight sync: server started for shm, now started again for gloo\n"
+
+
+def test_what_plans_a_job_does_not_need_fcntl():
+    """Windows has none; a server could not run there, but a job with the other sampler can."""
+    code = (
+        "import sys; sys.modules['fcntl'] = None; from rlkit import Config, train; import rlkit.jobs.planning"
+    )
+    code += "; import rlkit.samplers.vllm.sampler; print(Config().weight_sync)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.stdout == "auto\n", done.stderr
 
 
 def test_broadcast_dialogue():
@@ -627,13 +712,13 @@ def test_an_update_the_server_refuses_does_not_hang():
 
 
 def test_a_server_that_dies_in_a_broadcast_is_known_to_be_dead():
-    """The transport only says that its connection broke; the request knows why, and the sampler can start it anew."""
+    """The transport only tells that its connection broke; the request tells why, for a restart."""
 
     class Server:
         def post(self, path, body=None):
             if path == "update_weights":
                 time.sleep(0.3)
-                raise vllm_server.ServerDied("gone")
+                raise client.ServerDied("gone")
             return {}
 
     def broadcast(tensor):
@@ -643,7 +728,7 @@ def test_a_server_that_dies_in_a_broadcast_is_known_to_be_dead():
     broadcast.leave = lambda: left.append(True)
     sync = weight_sync.BroadcastSync.__new__(weight_sync.BroadcastSync)
     sync.server, sync.way, sync.device, sync.broadcast = Server(), "gloo", "cpu", broadcast
-    with pytest.raises(vllm_server.ServerDied, match="gone"):
+    with pytest.raises(client.ServerDied, match="gone"):
         sync.send(tiny_model())
     sync.close()
     sync.close()

@@ -18,8 +18,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from rlkit.algorithms import get_algorithm
 from rlkit.jobs.sinks import check_sink
 from rlkit.log_probs import CHUNK_ELEMENTS
-from rlkit.samplers.vllm.find import find_vllm, vllm_missing, vllm_unpinned
-from rlkit.samplers.vllm.server import ONE_GPU_SHARE, OWN_GPU_SHARE, place, vllm_importable
+from rlkit.samplers.vllm.find import (
+    ONE_GPU_SHARE,
+    OWN_GPU_SHARE,
+    find_vllm,
+    place,
+    vllm_importable,
+    vllm_missing,
+    vllm_unpinned,
+)
 from rlkit.samplers.vllm.weight_sync import choose_way
 from rlkit.support import machine
 from rlkit.support.checks import first_line, shown, unusable_folder

@@ -7,10 +7,10 @@ from rlkit.samplers.base import Completion, Sampler, SamplingParams
 _HOME = {
     "TransformersSampler": "transformers_sampler",
     "VLLMServer": "vllm.server",
-    "VLLMCompletion": "vllm.server",
-    "VLLMSampler": "vllm.server",
+    "VLLMSampler": "vllm.sampler",
 }
-__all__ = ["Completion", "Sampler", "SamplingParams", "make_sampler", *_HOME]
+VLLMCompletion = Completion  # the handout's name
+__all__ = ["Completion", "Sampler", "SamplingParams", "VLLMCompletion", "make_sampler", *_HOME]
 
 
 def make_sampler(name: str, model, tokenizer, **options) -> Sampler:
@@ -20,7 +20,7 @@ def make_sampler(name: str, model, tokenizer, **options) -> Sampler:
 
         return TransformersSampler(model, tokenizer, **options)
     if name == "vllm":
-        from rlkit.samplers.vllm.server import VLLMSampler
+        from rlkit.samplers.vllm.sampler import VLLMSampler
 
         return VLLMSampler(model, tokenizer, **options)
     raise ValueError(f"sampler: got {name!r}, expected 'transformers' or 'vllm'")

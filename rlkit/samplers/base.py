@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import torch
 
-WAYS = ("auto", "shm", "nccl", "gloo")  # how a server gets new weights; gloo is nccl's twin on a CPU
+WAYS = ("auto", "shm", "nccl", "gloo")  # how a vLLM server gets new weights, see samplers.vllm.weight_sync
 
 
 @dataclass(frozen=True)

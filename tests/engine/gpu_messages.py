@@ -1,9 +1,8 @@
-"""What the trainer tells a server over NCCL and CUDA IPC, read by vLLM's own classes: run in a Python that
-has vLLM.
+"""The messages of a weight transfer over NCCL, read by vLLM's own classes: run in a Python that has vLLM.
 
-No GPU is needed: where the transfers would touch one, stand-ins note what they were given. What is checked is
-that the classes, functions and fields that `weight_sync` uses exist in this vLLM, and that the worker can
-read the messages.
+No GPU is needed: where the transfer would touch one, stand-ins note their arguments. This checks that the
+classes, functions and fields that `weight_sync` uses exist in this vLLM, and that the worker can read the
+messages.
 """
 
 import threading
@@ -11,7 +10,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import torch
-from vllm.distributed.weight_transfer import ipc_engine, nccl_common, nccl_engine, packed_tensor
+from vllm.distributed.weight_transfer import nccl_common, nccl_engine
 
 from rlkit.samplers.vllm import weight_sync
 
@@ -68,57 +67,6 @@ def nccl():
     )
 
 
-def ipc():
-    """vLLM's own packing, in a buffer on the CPU that is smaller than the weights: two messages per update."""
-    server, buffers, seen = Server(), [], []
-    server.arrived.set()
-    empty, post = torch.empty, server.post
-
-    def buffer(size, dtype, device):
-        buffers.append(empty(size, dtype=dtype))
-        return buffers[-1]
-
-    def read(path, body=None):
-        if path == "update_weights":
-            told = ipc_engine.IPCWeightTransferUpdateInfo(**body["update_info"])
-            assert told.ipc_handles == {"GPU-5f": ("handle",)}
-            data = buffers[-1].split([*told.tensor_sizes, len(buffers[-1]) - sum(told.tensor_sizes)])
-            seen.append(
-                {
-                    name: part.clone().view(getattr(torch, dtype)).view(shape)
-                    for name, part, dtype, shape in zip(told.names, data, told.dtype_names, told.shapes)
-                }
-            )
-        return post(path, body)
-
-    server.post = read
-    with (
-        mock.patch.object(packed_tensor.torch, "empty", buffer),
-        mock.patch.object(packed_tensor, "reduce_tensor", lambda tensor: (None, ("handle",))),
-        mock.patch.object(torch.accelerator, "current_device_index", return_value=0),
-        mock.patch.object(torch.cuda, "get_device_properties", return_value=SimpleNamespace(uuid="GPU-5f")),
-        mock.patch.object(torch.cuda, "current_stream"),
-        mock.patch.object(torch.cuda, "ipc_collect"),
-        mock.patch.object(weight_sync, "IPC_BUFFER", 16),
-        mock.patch.dict("os.environ", VLLM_ALLOW_INSECURE_SERIALIZATION="1"),
-    ):
-        sync = weight_sync.IPCSync(server, "cpu")
-        for round_ in range(2):
-            with torch.no_grad():
-                MODEL[0].weight += round_
-            sync.send(MODEL)
-            got = seen[-2] | seen[-1]
-            assert list(got) == list(PARAMETERS) and all(
-                torch.equal(got[name], PARAMETERS[name]) for name in got
-            )
-        sync.close()
-    update = ["start_weight_update", "update_weights", "update_weights", "finish_weight_update"]
-    assert [path for path, _ in server.asked] == ["init_weight_transfer_engine", *update, *update]
-    assert ipc_engine.IPCWeightTransferInitInfo(**server.asked[0][1]["init_info"]).packed
-    assert len(buffers[-1]) == MODEL[0].weight.nbytes  # the largest tensor, which is never split
-
-
 if __name__ == "__main__":
     nccl()
-    ipc()
     print("ok")

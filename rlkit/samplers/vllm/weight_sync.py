@@ -1,66 +1,56 @@
-"""Three ways to hand the policy's weights to a running vLLM server, one class each, all with ``send(model)``.
+"""How the policy's weights reach a running vLLM server: two classes, both with ``send(model)``.
 
-=====  =======================================================  ============================================
-way    how the weights travel                                   for
-=====  =======================================================  ============================================
-shm    a file in /dev/shm, read by the server                   any device: the CPU, one GPU, and the fallback
-nccl   broadcast from the trainer's GPU to the server's         two GPUs
-gloo   the same dialogue over gloo                              seeing that protocol run without a GPU
-ipc    the server maps the trainer's tensors (CUDA IPC)         one GPU
-=====  =======================================================  ============================================
+shm: a checkpoint in /dev/shm that the server reads; for any device. nccl: a broadcast from the trainer's GPU
+to the server's, with vLLM in the trainer's Python. gloo: the same dialogue with vLLM's CPU build, without a
+GPU.
 
-The server is paused around each of them and its prefix cache emptied: keys and values computed with old
-weights would otherwise be used for prompts that were seen before. Names are those of the checkpoint format,
-so weights that vLLM keeps fused (q, k and v in one matrix) are fused again by its own loader. nccl and ipc
-need vLLM in the trainer's Python, gloo and shm do not.
+The server is paused meanwhile and its prefix cache emptied: it holds keys and values of the old weights.
+Names
+are those of the checkpoint format: vLLM's own loader fuses what vLLM keeps fused (such as q, k and v).
 """
 
-from __future__ import annotations
-
-import fcntl
-import os
-import shutil
 import socket
-import tempfile
 import threading
+from concurrent.futures import Future, wait
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
-WAYS = ("auto", "shm", "nccl", "gloo", "ipc")
+from rlkit.samplers.base import WAYS
+from rlkit.samplers.vllm.checkpoint import checkpoint_tensors, memory_folder, release, write_weights
+
 PATIENCE = 300  # seconds for the other side to join or to receive
-IPC_BUFFER = 256 * 2**20  # bytes handed over at once, at least
 
 
 def choose_way(
     wanted: str, *, server_on_cpu: bool, policy_gpu: int | None, server_gpu: int, vllm_importable: bool
 ) -> tuple[str, str]:
-    """(way, why it is not the one that was wanted or ""). ``policy_gpu`` None: the policy is on the CPU.
+    """(way, reason): "auto" is nccl between two GPUs where the trainer can import vLLM, else shm.
 
-    "auto" is nccl between two GPUs where the trainer can import vLLM, else shm.
+    policy_gpu: None for a policy on the CPU. reason: why shm takes the wanted way's place, or "".
     """
     if wanted not in WAYS:
         raise ValueError(f"weight_sync: got {wanted!r}, expected one of {', '.join(WAYS)}")
-    two_gpus = not server_on_cpu and policy_gpu is not None and policy_gpu != server_gpu
-    one_gpu = not server_on_cpu and policy_gpu is not None and policy_gpu == server_gpu
+    two_gpus = not server_on_cpu and policy_gpu not in (None, server_gpu)
+    lacks = {"gloo": "" if server_on_cpu else "gloo is for vLLM's CPU build"}
+    lacks["nccl"] = "" if vllm_importable else "nccl needs vLLM in the trainer's Python"
+    if not two_gpus:
+        lacks["nccl"] = "nccl needs the policy and the server on two different GPUs"
     if wanted == "auto":
-        return ("nccl", "") if two_gpus and vllm_importable else ("shm", "")
-    if wanted == "nccl" and not two_gpus:
-        return "shm", "nccl needs the policy and the server on two different GPUs"
-    if wanted == "ipc" and not one_gpu:
-        return "shm", "ipc needs the policy and the server on the same GPU"
-    if wanted in ("nccl", "ipc") and not vllm_importable:
-        return "shm", f"{wanted} needs vLLM in the trainer's Python"
-    if wanted == "gloo" and not server_on_cpu:
-        return "shm", "gloo is for vLLM's CPU build"
-    return wanted, ""
+        return ("shm" if lacks["nccl"] else "nccl"), ""
+    reason = lacks.get(wanted, "")
+    return ("shm" if reason else wanted), reason
+
+
+def make_sync(way: str, server, device: str = "cpu", folder: Path | None = None):
+    """The object behind a way's name, for a policy on ``device``."""
+    return SharedMemorySync(server, folder) if way == "shm" else BroadcastSync(server, way, device)
 
 
 class SharedMemorySync:
     """A checkpoint in memory: written by the trainer, read by the server, replaced by the next one.
 
-    folder: where it lies; the last weights that were sent stay there, so a server that is started anew on
-    this folder has them.
+    folder: where it lies, and stays: a server that is started again on this folder has the weights sent last.
     """
 
     def __init__(self, server, folder: str | Path | None = None):
@@ -72,9 +62,8 @@ class SharedMemorySync:
             self.folder = memory_folder(model)
             self.server.remove_if_orphaned(self.folder)
         write_weights(model, self.folder)
-        self.server.post(
-            "collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(self.folder)}}
-        )
+        arguments = {"weights_path": str(self.folder)}
+        self.server.post("collective_rpc", {"method": "reload_weights", "kwargs": arguments})
 
     def close(self) -> None:
         if self.own and self.folder is not None:
@@ -82,50 +71,39 @@ class SharedMemorySync:
 
 
 class BroadcastSync:
-    """Trainer rank 0 broadcasts every parameter to the server's workers, over NCCL or gloo.
+    """The trainer on ``device``, rank 0, broadcasts every parameter to the server's workers by NCCL or gloo.
 
-    The requests that make the workers join and receive return only when they have, so they run in a thread
-    while this side does its part. device: the policy's.
+    A request that makes the workers join or receive returns when they have: it waits in a thread meanwhile.
     """
 
     def __init__(self, server, way: str, device: str = "cpu"):
         self.server, self.way, self.device = server, way, device
         world = 1 + server.get("get_world_size")["world_size"]
         address = {"master_address": "127.0.0.1", "master_port": free_port(), "world_size": world}
-        joining = _Task(
-            server.post,
-            "init_weight_transfer_engine",
-            {"init_info": address | {"rank_offset": 1, "packed": False}},
-        )
-        group = _Task(_nccl if way == "nccl" else _gloo, address, device)
-        while group.running:
-            joining.check(0.05)  # if the server refuses, nobody will come
+        info = {"init_info": address | {"rank_offset": 1, "packed": False}}
+        joining = _in_thread(server.post, "init_weight_transfer_engine", info)
+        group = _in_thread(_nccl if way == "nccl" else _gloo, address, device)
+        while not group.done():
+            _check(joining, 0.05)  # if the server refuses, no worker will join
         self.broadcast = group.result()
-        joining.result()
+        _check(joining, PATIENCE, must=True)
 
     def send(self, model) -> None:
-        tensors = [(name, tensor.detach()) for name, tensor in checkpoint_tensors(model).items()]
+        tensors = {name: tensor.detach() for name, tensor in checkpoint_tensors(model).items()}
+        types = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()]
+        shapes = [list(tensor.shape) for tensor in tensors.values()]
+        info = {"update_info": {"names": list(tensors), "dtype_names": types, "shapes": shapes}}
         self.server.post("start_weight_update")
-        receiving = _Task(
-            self.server.post,
-            "update_weights",
-            {
-                "update_info": {
-                    "names": [name for name, _ in tensors],
-                    "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors],
-                    "shapes": [list(tensor.shape) for _, tensor in tensors],
-                }
-            },
-        )
+        receiving = _in_thread(self.server.post, "update_weights", info)
         try:
             with _current(self.device):
-                for _, tensor in tensors:
-                    receiving.check()
+                for tensor in tensors.values():
+                    _check(receiving)
                     self.broadcast(tensor.contiguous())
-        except Exception:  # of the transport, which knows the other side only by its silence
-            receiving.check(patience=5)  # the request says what became of the server
+        except Exception:  # of the transport, which only notices that nobody answers
+            _check(receiving, 5)  # the request's error names the cause, such as ServerDied
             raise
-        receiving.result()
+        _check(receiving, PATIENCE, must=True)
         self.server.post("finish_weight_update")
 
     def close(self) -> None:
@@ -133,50 +111,6 @@ class BroadcastSync:
         leave, self.broadcast = getattr(self.broadcast, "leave", None), None
         if leave is not None:
             leave()
-
-
-class IPCSync:
-    """vLLM's own CUDA IPC transfer: handles of the trainer's tensors, which the server copies on the same GPU."""
-
-    def __init__(self, server, device: str):
-        self.server, self.device, self.engine, self.model = server, device, None, None
-
-    def send(self, model) -> None:
-        from vllm.distributed.weight_transfer import (
-            HTTPVLLMWeightSyncClient,
-            ModuleSource,
-            WeightTransferTrainerFactory,
-        )
-        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
-
-        client = HTTPVLLMWeightSyncClient(self.server.url)
-        client._post = self.server.post  # no proxy in between, the server's own words, ServerDied
-        with _current(self.device):
-            if self.model is not model:
-                largest = max(p.numel() * p.element_size() for p in model.parameters())  # no tensor is split
-                self.engine = WeightTransferTrainerFactory.trainer_init(
-                    IPCTrainerInitInfo(
-                        packed=True, packed_buffer_size_bytes=max(IPC_BUFFER, largest), rank=0
-                    ),
-                    client=client,
-                    source=ModuleSource(uncompiled(model)),
-                )
-                self.model = model
-            self.engine.send_weights()
-
-    def close(self) -> None:
-        if self.engine is not None:
-            self.engine.shutdown()
-
-
-def make_sync(way: str, server, device: str = "cpu", folder=None):
-    """The object behind a way's name, for a policy on ``device``."""
-    if way == "shm":
-        return SharedMemorySync(server, folder)
-    return IPCSync(server, device) if way == "ipc" else BroadcastSync(server, way, device)
-
-
-# ---- the trainer's end of the broadcasts
 
 
 def _current(device: str):
@@ -187,16 +121,14 @@ def _current(device: str):
 
 
 def _nccl(address: dict, device: str):
-    """``broadcast(tensor)`` on the current CUDA device's stream; vLLM's communicator, as the workers use it."""
+    """``broadcast(tensor)`` on the current CUDA device's stream, by vLLM's communicator as in the workers."""
     import torch
     from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
     with _current(device):
         group = trainer_init(address)
     if getattr(group, "disabled", False):
-        raise RuntimeError(
-            "weight sync: vLLM's NCCL is off here (VLLM_DISABLE_PYNCCL?), it would send nothing"
-        )
+        raise RuntimeError("weight sync: vLLM's NCCL is off here (VLLM_DISABLE_PYNCCL?), it sends nothing")
 
     def broadcast(tensor):
         group.broadcast(tensor, src=0, stream=torch.cuda.current_stream())
@@ -208,177 +140,37 @@ def _nccl(address: dict, device: str):
 def _gloo(address: dict, device: str):
     from torch.distributed import BroadcastOptions, ProcessGroupGloo, TCPStore
 
-    patience = timedelta(seconds=PATIENCE)
-    store = TCPStore(
-        address["master_address"],
-        address["master_port"],
-        address["world_size"],
-        True,
-        patience,
-        wait_for_workers=False,
-    )
-    group = ProcessGroupGloo(store, 0, address["world_size"], patience)
+    patience, (host, port, world) = timedelta(seconds=PATIENCE), address.values()
+    store = TCPStore(host, port, world, True, patience, wait_for_workers=False)
+    group = ProcessGroupGloo(store, 0, world, patience)
     return lambda tensor: group.broadcast([tensor.cpu()], BroadcastOptions()).wait()
 
 
-class _Task:
-    """A call in a thread of its own, which does not keep the interpreter from ending."""
+def _in_thread(function, *arguments) -> Future:
+    """A call in a thread of its own, which does not keep the interpreter from ending (a pool's would)."""
+    future: Future = Future()
 
-    def __init__(self, function, *arguments):
-        self.error = self.value = None
-        self.thread = threading.Thread(target=self._run, args=(function, arguments), daemon=True)
-        self.thread.start()
-
-    def _run(self, function, arguments):
+    def run():
         try:
-            self.value = function(*arguments)
+            future.set_result(function(*arguments))
         except Exception as error:
-            self.error = error
+            future.set_exception(error)
 
-    @property
-    def running(self) -> bool:
-        return self.thread.is_alive()
-
-    def check(self, patience: float = 0) -> None:
-        """Raise what the call raised, if it has within ``patience`` seconds."""
-        self.thread.join(patience)
-        if self.error is not None:
-            raise self.error
-
-    def result(self):
-        self.check(PATIENCE)
-        if self.running:
-            raise RuntimeError(f"weight sync: no answer within {PATIENCE} s")
-        return self.value
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
-# ---- checkpoints
+def _check(future: Future, patience: float = 0, must: bool = False) -> None:
+    """Raise what the call raised within ``patience`` seconds; RuntimeError if it must return by then."""
+    if wait([future], patience).done:
+        future.result()
+    elif must:
+        raise RuntimeError(f"weight sync: no answer within {patience} s")
 
 
-def uncompiled(model):
-    """The model itself, where torch.compile has wrapped it."""
-    return getattr(model, "_orig_mod", model)
-
-
-def checkpoint_tensors(model) -> dict:
-    """{name in the checkpoint format: tensor} of the model's parameters, each once even if tied."""
-    model = uncompiled(model)
-    parameters = dict(model.named_parameters())
-    try:
-        from transformers.core_model_loading import revert_weight_conversion
-    except ImportError:
-        return parameters
-    return revert_weight_conversion(model, parameters)
-
-
-def check_servable(model) -> None:
-    """ValueError for a model that a server would read from its checkpoint as another one."""
-    dtype = str(getattr(model, "dtype", "")).removeprefix("torch.")
-    if dtype not in ("float32", "bfloat16", "float16"):
-        raise ValueError(
-            f"model: got weights of type {dtype or 'unknown'}, expected float32, bfloat16 or float16"
-        )
-    names = [name for name, _ in uncompiled(model).named_modules() if "_orig_mod" in name.split(".")]
-    if names:
-        raise ValueError(
-            f"model: {names[0]!r} is compiled by itself, which save_pretrained writes under other names; "
-            "expected the whole model compiled, or none of it"
-        )
-    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
-    if outputs is not None:
-        tied, said = (
-            outputs.weight is inputs.weight,
-            bool(getattr(model.config, "tie_word_embeddings", False)),
-        )
-        if tied != said:
-            raise ValueError(
-                f"model: config.tie_word_embeddings is {said}, but input and output embedding are "
-                f"{'one tensor' if tied else 'two tensors'}; expected the config to say what is"
-            )
-
-
-def shapes_of(model) -> dict:
-    """{name: shape} of the parameters."""
-    return {name: tuple(p.shape) for name, p in uncompiled(model).named_parameters()}
-
-
-def check_same(shapes: dict, model) -> None:
-    """ValueError for a model whose parameters have other names or shapes than the served one's."""
-    found = shapes_of(model)
-    if found != shapes:
-        names = sorted(name for name in found.keys() | shapes.keys() if found.get(name) != shapes.get(name))
-        raise ValueError(
-            f"model: got other parameters than the server was started with, {len(names)} of them, such as "
-            f"{names[0]}: {found.get(names[0])}, expected {shapes.get(names[0])}"
-        )
-
-
-def write_weights(model, folder: Path, tokenizer=None) -> None:
-    """The model as a checkpoint in ``folder``, a file there being replaced only by a complete one."""
-    from rlkit.support.models import no_progress_bars
-
-    folder = Path(folder)
-    incoming = folder / "incoming"
-    shutil.rmtree(incoming, ignore_errors=True)
-    with no_progress_bars():
-        uncompiled(model).save_pretrained(incoming, max_shard_size="1000GB")
-    if not (incoming / "model.safetensors").is_file() or not (incoming / "config.json").is_file():
-        raise ValueError(
-            f"model: {type(model).__name__} saves {', '.join(sorted(os.listdir(incoming)))}, expected "
-            "config.json and model.safetensors of a whole model (merge adapters first)"
-        )
-    for file in incoming.iterdir():
-        os.replace(file, folder / file.name)
-    incoming.rmdir()
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-
-
-_LOCKS: dict = {}  # folder -> its open, locked file
-
-
-def memory_folder(model) -> Path:
-    """A new folder with room for two copies of the model: in /dev/shm if it has that much, else on disk.
-
-    It is this process's for as long as it lives; folders whose process is gone without removing them are
-    removed.
-    """
-    needed = 2.1 * sum(p.numel() * p.element_size() for p in model.parameters())
-    shm = Path("/dev/shm")
-    usable = shm.is_dir() and os.access(shm, os.W_OK)
-    for place in {shm if usable else Path(tempfile.gettempdir()), Path(tempfile.gettempdir())}:
-        _remove_stale(place)
-    roomy = usable and shutil.disk_usage(shm).free > needed
-    new = Path(tempfile.mkdtemp(prefix=".rlkit-", dir=shm if roomy else None))
-    lock = open(new / "lock", "w")
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    folder = new.with_name(
-        f"rlkit-weights-{new.name.removeprefix('.rlkit-')}"
-    )  # found by others only when locked
-    new.rename(folder)
-    _LOCKS[folder] = lock
-    return folder
-
-
-def release(folder: Path) -> None:
-    """Remove a `memory_folder`."""
-    shutil.rmtree(folder, ignore_errors=True)
-    if folder in _LOCKS:
-        _LOCKS.pop(folder).close()
-
-
-def _remove_stale(place: Path) -> None:
-    for lock in place.glob("rlkit-weights-*/lock"):
-        try:
-            with open(lock) as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(lock.parent, ignore_errors=True)
-        except OSError:  # held, or somebody else's
-            continue
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on."""
+def free_port(port: int = 0) -> int:
+    """The TCP port of the loopback interface if nobody listens on it, else OSError; for 0 any free one."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
         return probe.getsockname()[1]

@@ -1,0 +1,60 @@
+"""Requests to a vLLM server, with every sampling parameter spelled out, and its answers as `Completion`s."""
+
+import difflib
+from hashlib import blake2b
+
+import requests
+
+from rlkit.samplers.base import Completion
+
+# every request carries all of them: a server's own defaults depend on the model's files and vLLM's version
+DEFAULTS = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+DEFAULTS |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None, "min_tokens": 0}
+DEFAULTS |= {"stop": [], "include_stop_str_in_output": True, "stop_token_ids": [], "ignore_eos": False}
+DEFAULTS |= {"skip_special_tokens": True}
+
+
+class ServerDied(RuntimeError):
+    """The server's process is gone or its engine is dead."""
+
+
+def request(method: str, url: str, body: dict | None = None, timeout: float | None = None):
+    """The response to one HTTP request, which no proxy sees."""
+    with requests.Session() as session:
+        session.trust_env = False
+        return session.request(method, url, json=body, timeout=timeout)
+
+
+def request_body(sampling_params: dict) -> dict:
+    """A request with every sampling parameter. ValueError for unknown names, which vLLM would ignore."""
+    unknown = [name for name in sampling_params if name not in DEFAULTS and name != "max_tokens"]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], ["max_tokens", "seed", *DEFAULTS], 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        names = ", ".join(["max_tokens", "seed", *DEFAULTS])
+        raise ValueError(f"sampling_params: got {unknown[0]!r}, expected one of {names}{hint}")
+    if "max_tokens" not in sampling_params:
+        raise ValueError("sampling_params: max_tokens is missing, expected an integer (vLLM's default is 16)")
+    asked = {"logprobs": 0, "return_token_ids": True, "add_special_tokens": False}
+    return DEFAULTS | sampling_params | asked
+
+
+def request_seed(seed, index: int) -> int:
+    """A 48-bit seed for one prompt of one call; vLLM adds the copy's index to it."""
+    return int.from_bytes(blake2b(f"{seed}/{index}".encode(), digest_size=6).digest(), "little")
+
+
+def completions_of(answer: dict, n: int) -> list[Completion]:
+    """The n completions in the answer to one prompt's request, without entropies."""
+    choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+    reasons = [choice["finish_reason"] for choice in choices]
+    if len(choices) != n or not {"stop", "length"}.issuperset(reasons):
+        raise RuntimeError(f"vLLM server: expected {n} finished responses, got {reasons}")
+    prompt = next((c["prompt_token_ids"] for c in choices if c.get("prompt_token_ids")), [])
+    found = []
+    for choice, reason in zip(choices, reasons):
+        ids, log_probs = list(choice["token_ids"]), list(choice["logprobs"]["token_logprobs"])
+        if len(log_probs) != len(ids):
+            raise RuntimeError(f"vLLM server: {len(log_probs)} log-probs for {len(ids)} tokens")
+        found.append(Completion(choice["text"], ids, reason, log_probs, list(prompt)))
+    return found
