@@ -558,6 +558,19 @@ def test_a_run_has_the_threads_it_was_given(world, tmp_path):
     assert [call.threads for call in sampler.calls] == [2]
 
 
+def test_a_sampler_that_gives_too_little_is_refused(world, tmp_path):
+    class Forgetful(Scripted):
+        def generate(self, prompts, params, n=1):
+            return super().generate(prompts, params, n)[: 3 if n == 1 else 2]
+
+    gold_of = world.gold_of(world.prompts["tags"][1])
+    with pytest.raises(ValueError, match="sampler: gave 8 responses, expected 12"):
+        start(world, CASES["grpo"], ODD, "tags", tmp_path / "few", Forgetful(world.model, gold_of))
+    with pytest.raises(ValueError, match="tis_cap: the sampler gives no log-probs"):
+        values, sampler = ODD | dict(tis_cap=2.0), Scripted(world.model, gold_of, quiet=True)
+        start(world, CASES["grpo"], values, "tags", tmp_path / "quiet", sampler)
+
+
 @pytest.mark.parametrize("change", [dict(autocast=True), dict(dtype="bfloat16")], ids=str)
 def test_half_precision_is_where_it_was_asked_for(world, tmp_path, change):
     """Two computations in bfloat16 agree in two digits only, so the numbers are close and the types exact."""
