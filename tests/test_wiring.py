@@ -62,14 +62,13 @@ TIMES = {"time_sample", "time_train", "time_eval", "time_sync", "time_cpu", "tok
 
 
 # what each of a step's three groups of four responses is like
-MIXED, MOSTLY = ("right", "wrong", "cut", "free"), ("right", "right", "wrong", "cut")
-ALL, NOTHING, SAME, LITTLE = (
-    ("right",) * 4,
-    ("free", "free", "cut", "free"),
-    ("same",) * 4,
-    ("wrong", "cut", "free", "wrong"),
-)
-PLAY = [(MIXED, SAME, MOSTLY), (ALL, MOSTLY, LITTLE), (SAME, ALL, NOTHING), (MOSTLY, MIXED, MIXED)]
+MIXED = ("right", "wrong", "cut", "free")
+MOSTLY = ("right", "right", "wrong", "cut")
+ALL = ("right", "right", "right", "right")
+NOTHING = ("free", "free", "cut", "free")
+TWINS = ("same", "cut", "wrong", "same")
+SAME = ("same", "same", "same", "same")
+PLAY = [(MIXED, SAME, MOSTLY), (ALL, MOSTLY, TWINS), (SAME, ALL, NOTHING), (MOSTLY, MIXED, MIXED)]
 VALIDATION = ("right", "wrong", "free", "cut", "right")
 
 REWARDS = ("reward", "format_reward", "answer_reward")
@@ -561,10 +560,31 @@ def test_a_run_that_stopped_and_went_on_is_the_same_steps_too(world, tmp_path):
     check_run(run, sampler.calls, case, values, world, "tags")
 
 
+def test_a_run_has_the_threads_it_was_given(world, tmp_path):
+    sampler = Scripted(world.model, world.gold_of(world.prompts["tags"][1]))
+    sampler.stop_at = 1  # two busy threads per test process are slow: the evaluation before it is enough
+    with pytest.raises(KeyboardInterrupt):
+        start(world, CASES["grpo"], ODD | dict(threads=2), "tags", tmp_path / "run", sampler)
+    assert [call.threads for call in sampler.calls] == [2]
+
+
+def test_a_sampler_that_gives_too_little_is_refused(world, tmp_path):
+    class Forgetful(Scripted):
+        def generate(self, prompts, params, n=1):
+            return super().generate(prompts, params, n)[: 3 if n == 1 else 2]
+
+    gold_of = world.gold_of(world.prompts["tags"][1])
+    with pytest.raises(ValueError, match="sampler: gave 8 responses, expected 12"):
+        start(world, CASES["grpo"], ODD, "tags", tmp_path / "few", Forgetful(world.model, gold_of))
+    with pytest.raises(ValueError, match="tis_cap: the sampler gives no log-probs"):
+        values, sampler = ODD | dict(tis_cap=2.0), Scripted(world.model, gold_of, quiet=True)
+        start(world, CASES["grpo"], values, "tags", tmp_path / "quiet", sampler)
+
+
 @pytest.mark.parametrize("change", [dict(autocast=True), dict(dtype="bfloat16")], ids=str)
 def test_half_precision_is_where_it_was_asked_for(world, tmp_path, change):
     """Two computations in bfloat16 agree in two digits only, so the numbers are close and the types exact."""
-    case, more = CASES["offpolicy_noclip"], dict(threads=2, attn_implementation="eager", lr=1e-4)
+    case, more = CASES["offpolicy_noclip"], dict(attn_implementation="eager", lr=1e-4)
     values = ODD | case.changes | change | more
     sampler = Scripted(world.model, world.gold_of(world.prompts["box"][1]))
     run = start(world, case, values, "box", tmp_path / "run", sampler)
@@ -573,7 +593,7 @@ def test_half_precision_is_where_it_was_asked_for(world, tmp_path, change):
     assert {p.dtype for p in trained.parameters()} == {p.dtype for p in weights_of(run).values()} == {dtype}
     assert trained.config._attn_implementation == "eager"
     assert {with_autocast for _, with_autocast in sampler.passes} == {autocast}
-    assert {(call.threads, call.autocast) for call in sampler.calls} == {(2, autocast)}
+    assert {(call.threads, call.autocast) for call in sampler.calls} == {(1, autocast)}
     check_run(run, sampler.calls, case, values, world, "box", tolerance=0.05, weights_tolerance=0.02)
 
 
