@@ -4,12 +4,10 @@ Every field of ``Config`` is a parameter of ``notebooks/train.ipynb``. The const
 and what must fit together; it opens no file: that files, model and memory are there, ``planning`` checks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Interval
 from pydantic import AfterValidator
@@ -46,7 +44,7 @@ Device = Annotated[Text, AfterValidator(_device)]
 
 
 class _Presets(Checked):
-    def preset(cls, name: str, /, **overrides) -> Config:
+    def preset(cls, name: str, /, **overrides) -> "Config":
         """``Config.preset("olmo", lr=3e-6)``: the preset's values with some of them replaced."""
         values = PRESETS.get(name, {}) if isinstance(name, str) else {}
         return cls(**{"preset": name, **values, **overrides})
@@ -143,7 +141,7 @@ class Config(metaclass=_Presets):
         _check_together(self, get_algorithm(self.algo))
 
     @classmethod
-    def from_parameters(cls, parameters: Mapping[str, Any]) -> Config:
+    def from_parameters(cls, parameters: Mapping[str, Any]) -> Self:
         """A config from what a job was given; None, or text for it, is the preset's value.
 
         Raises one ValueError that lists every misspelt name ("did you mean") and every unreadable value.
@@ -151,7 +149,7 @@ class Config(metaclass=_Presets):
         values = given(parameters, cls.__dataclass_fields__)
         return cls.preset(values.pop("preset", "laptop"), **values)
 
-    def resolved(self, algorithm=None) -> Config:
+    def resolved(self, algorithm=None) -> Self:
         """The same config with every None that has a value filled in; algorithm None is the one of ``algo``.
 
         Left None: tis_cap (off), device and attn_implementation (decided where the model loads) and what the

@@ -1,7 +1,5 @@
 """The names in metrics.jsonl: what each says, and its axis label with the unit."""
 
-from __future__ import annotations
-
 # name | axis label | meaning; an indented line goes on with the one above it
 _TABLE = """\
 step | step | updates of the policy so far, counted in rollout batches; row k is about rollout k

@@ -6,8 +6,6 @@ the result to a record that checks every name and type; a ValueError there ends 
 code.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import glob
 import json
@@ -19,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import pandas as pd
 from pydantic import AfterValidator, BeforeValidator
@@ -158,7 +156,7 @@ class EvaluateJob(metaclass=Checked):
         return {"max_tokens": self.config.max_tokens, "seed": self.config.seed, **own}
 
     @classmethod
-    def from_parameters(cls, values: Mapping[str, Any]) -> EvaluateJob:
+    def from_parameters(cls, values: Mapping[str, Any]) -> Self:
         """The job from what the notebook was given; None is the default. One ValueError for all mistakes."""
         known = [name for name in cls.__dataclass_fields__ if name != "config"] + _FROM_CONFIG
         errors, values = [unknown(cls, n, known) for n in values if n not in known], given(values, known)
@@ -210,7 +208,7 @@ class CompareJob(metaclass=Checked):
             raise ValueError("runs: got nothing, expected run folders or a pattern such as runs/*")
 
     @classmethod
-    def from_parameters(cls, values: Mapping[str, Any]) -> CompareJob:
+    def from_parameters(cls, values: Mapping[str, Any]) -> Self:
         """The job from what the notebook was given; None is the default. One ValueError for all mistakes."""
         return cls(**given(values, cls.__dataclass_fields__))
 

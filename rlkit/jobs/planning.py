@@ -5,8 +5,6 @@ what it refuses. The estimates say how they are made: memory is an upper bound, 
 prompts are long, time right within a factor of a few.
 """
 
-from __future__ import annotations
-
 import shutil
 from contextlib import suppress
 from importlib.metadata import version

@@ -5,8 +5,6 @@ it. The colours are Okabe and Ito's, which people with colour-blindness can tell
 white whatever the theme of the notebook, so that axes stay readable on a dark page.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 

@@ -5,8 +5,6 @@ So after a kill at any moment the last checkpoint is good, and what was logged a
 run goes on.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

@@ -4,8 +4,6 @@ Papermill passes what it cannot read (``1e-5`` from YAML, ``true``, ``null``) as
 and checks types and bounds; this module refuses text that had to be guessed at, and makes the error lines.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Any Hugging Face causal language model with its tokenizer, ready to be sampled from and trained."""
 
-from __future__ import annotations
-
 import os
 from contextlib import contextmanager
 from importlib.util import find_spec

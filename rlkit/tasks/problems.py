@@ -1,7 +1,5 @@
 """Where questions come from: GSM8K (a hub id or a folder of jsonl), or the laptop's generated problems."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ A prompt file is plain text with ``{question}`` where the question goes. One lin
 file (which editors add) is not part of the prompt.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
