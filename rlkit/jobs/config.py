@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from rlkit.algorithms import get_algorithm
 from rlkit.samplers.base import WAYS
 from rlkit.support.checks import shown
-from rlkit.support.fields import STRICT, Checked, Real, Text, Whole, given, say, type_name
+from rlkit.support.fields import PLAIN, STRICT, Checked, Real, Text, Whole, given, say, schema_of
 
 # The presets. The laptop's values are the fields' defaults; olmo's are the handout's section 4.3.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -37,9 +37,10 @@ def _device(value: str):
     return value
 
 
-Count = Annotated[Whole, Interval(ge=0, le=MANY)]
-Size = Annotated[Whole, Interval(ge=1, le=MANY)]
-Divisor = Annotated[Real, Interval(ge=1e-3, le=1e12)]
+Count = Annotated[int, Interval(ge=0, le=MANY), PLAIN]
+Size = Annotated[int, Interval(ge=1, le=MANY), PLAIN]
+Divisor = Annotated[float, Interval(ge=1e-3, le=1e12), PLAIN]
+ClipRange = Annotated[float, Interval(ge=0, le=1000), PLAIN]
 Device = Annotated[Text, AfterValidator(_device)]
 
 
@@ -99,8 +100,8 @@ class Config(metaclass=_Presets):
     weight_decay: Real = say(0.0, "AdamW's weight decay", ge=0, le=100)
     max_grad_norm: Real = say(1.0, "a longer gradient is scaled down to this norm", ge=1e-6, le=1e9)
     advantage_eps: Real = say(1e-6, "added to the advantage's divisor", ge=0, le=1)
-    cliprange: Real | None = say(
-        None, "how far an importance ratio may leave 1; None is the algorithm's", ge=0, le=1000
+    cliprange: ClipRange | None = say(
+        None, "how far an importance ratio may leave 1; None is the algorithm's"
     )
     normalization_constant: Divisor | None = say(
         None, "divisor of a loss with a constant normaliser; None is train_batch_size x max_tokens"
@@ -178,10 +179,13 @@ class Config(metaclass=_Presets):
     @staticmethod
     def field_table() -> list[dict]:
         """One dict per field: name, type, laptop, olmo (the presets' values) and doc."""
+        kinds = {"integer": "int", "number": "float", "boolean": "bool", "string": "str"}
         laptop, olmo, rows = Config(), Config.preset("olmo"), []
         for name, field in Config.__pydantic_fields__.items():
-            kind, values = type_name(field), [getattr(c, name) for c in (laptop, olmo)]
-            rows.append(dict(name=name, type=kind, laptop=values[0], olmo=values[1], doc=field.description))
+            schema, none = schema_of(Config, name)
+            row = {"name": name, "type": kinds[schema["type"]] + none.replace("or", "|")}
+            row |= {"laptop": getattr(laptop, name), "olmo": getattr(olmo, name), "doc": field.description}
+            rows.append(row)
         return rows
 
 

@@ -138,7 +138,7 @@ class EvaluateJob(metaclass=Checked):
         ("question_only", "r1_zero", "r1_zero_three_shot"), "names or files"
     )
     n_problems: Size = say(128, "validation problems")
-    n_samples: Size = say(4, "responses to each; one where temperature is 0, since all would be the same")
+    n_samples: Size = say(4, "responses to each; one at temperature 0, where all would be the same")
     fast: bool = say(True, "True: the strict grader of training; False: the lenient one, for audits")
     temperature: Real = say(1.0, "0 is greedy, which a config for training does not have", ge=0, le=100)
     top_p: Real = say(1.0, "nucleus sampling; 1 is off")
@@ -160,28 +160,26 @@ class EvaluateJob(metaclass=Checked):
         """The job from what the notebook was given; None is the default. One ValueError for all mistakes."""
         known = [name for name in cls.__dataclass_fields__ if name != "config"] + _FROM_CONFIG
         errors, values = [unknown(cls, n, known) for n in values if n not in known], given(values, known)
-        own = {name: value for name, value in values.items() if name not in _FROM_CONFIG}
-        rest = {name: value for name, value in values.items() if name in _FROM_CONFIG}
-        folder = resolve(str(rest.get("model", "")))
+        folder = resolve(str(values.get("model", "")))
         if folder is not None:
-            rest["model"] = str(folder)
+            values["model"] = str(folder)
             if (folder / "metrics.jsonl").is_file():
                 recorded = load_run(folder).config
-                rest = {name: recorded[name] for name in _FROM_CONFIG if name in recorded} | rest
-                own = {"prompts": recorded["prompt"]} | own
-                own = {name: recorded[name] for name in _SAMPLING if name in recorded} | own
-        config = job = None
+                recorded["prompts"] = recorded["prompt"]
+                values = {n: recorded[n] for n in known if n in recorded} | values
+        of_config = {name: value for name, value in values.items() if name in _FROM_CONFIG}
+        own = {n: v for n, v in values.items() if n in known and n not in _FROM_CONFIG}
+        config = Config()
         try:
-            config = Config.from_parameters(rest)
+            config = Config.from_parameters(of_config)
             model_location(config.model)
         except ValueError as error:
             errors.append(str(error))
         try:
-            own = {name: value for name, value in own.items() if name in known}
-            job = cls(config=config or Config(), **own)
+            job = cls(config=config, **own)
         except ValueError as error:
             errors.append(str(error))
-        if errors or job is None:
+        if errors:
             raise ValueError("\n".join(errors))
         if job.temperature == 0:
             return dataclasses.replace(job, n_samples=1)
