@@ -28,7 +28,7 @@ from rlkit.jobs.run_writer import new_run_dir
 from rlkit.jobs.runs import Run, load_run
 from rlkit.samplers.base import SamplingParams
 from rlkit.support.checks import hint, shown, unusable_path
-from rlkit.support.fields import STRICT, Checked, Real, Text, Whole, given, say, unknown
+from rlkit.support.fields import STRICT, Checked, Real, Text, Whole, collected, given, say, unknown
 from rlkit.support.models import model_location
 from rlkit.tasks.prompts import load_prompt
 
@@ -41,19 +41,15 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 def parameters(namespace: dict[str, Any]) -> dict[str, Any]:
     """The names that the ``parameters`` cell, and papermill's cell after it, have set in ``globals()``.
 
-    It must run in the first cell after them, before anything else is assigned; imports and functions don't
-    count. The names are remembered, so that the cell can be run again later in the session, with other
-    values.
+    It must run in the first cell after them, before anything else is assigned (imports and functions don't
+    count). The names are remembered, so that the cell can be run again later, with other values.
     """
     if _REMEMBERED not in namespace:
         shell = namespace["get_ipython"]() if "get_ipython" in namespace else None
         hidden = getattr(shell, "user_ns_hidden", {})
-        namespace[_REMEMBERED] = [
-            name
-            for name, value in namespace.items()
-            if not name.startswith(("_", "PAPERMILL_")) and name not in hidden
-            if not isinstance(value, (ModuleType, type)) and not callable(value)
-        ]
+        plain = {k: v for k, v in namespace.items() if not (isinstance(v, ModuleType) or callable(v))}
+        visible = (name for name in plain if not name.startswith(("_", "PAPERMILL_")))
+        namespace[_REMEMBERED] = [name for name in visible if name not in hidden]
     return {name: namespace[name] for name in namespace[_REMEMBERED] if name in namespace}
 
 
@@ -89,11 +85,7 @@ def resumable(config: Config, values: Mapping[str, Any]) -> Iterator[Config]:
 def _names(value) -> tuple[str, ...]:
     """Names from a list, from text with commas between them, or from a list written as text."""
     if isinstance(value, str):
-        text = value.strip()
-        try:
-            value = json.loads(text) if text.startswith("[") else text.split(",")
-        except ValueError:  # [a, b] without quotes
-            value = text.strip("[]").split(",")
+        value = value.strip().strip("[]").split(",")
     if isinstance(value, (list, tuple, set)) and all(isinstance(item, (str, Path)) for item in value):
         items = tuple(text for item in value if (text := str(item).strip().strip("'\"")))
         if items and not any(map(unusable_path, items)):
@@ -102,14 +94,12 @@ def _names(value) -> tuple[str, ...]:
 
 
 def _prompts(names: tuple[str, ...]):
-    errors = []
+    errors: list[str] = []
     for name in names:
-        try:
+        with collected(errors):
             load_prompt(name)
-        except ValueError as error:
-            errors.append(str(error).removeprefix("prompt: "))
     if errors:
-        raise ValueError("; ".join(errors))
+        raise ValueError("; ".join(error.removeprefix("prompt: ") for error in errors))
     return names
 
 
@@ -127,6 +117,9 @@ def _field_of_config(name: str):
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Prompts = Annotated[Names, AfterValidator(_prompts)]
+Value = Annotated[str, BeforeValidator(_value)]
+FieldName = Annotated[Text, AfterValidator(_field_of_config)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -134,9 +127,7 @@ class EvaluateJob(metaclass=Checked):
     """What evaluate.ipynb does. ``sampling`` holds what ``evaluate`` is told about it."""
 
     config: Config  # model, dataset, machine; where ``model`` is a run's folder, the rest comes from that run
-    prompts: Annotated[Names, AfterValidator(_prompts)] = say(
-        ("question_only", "r1_zero", "r1_zero_three_shot"), "names or files"
-    )
+    prompts: Prompts = say(("question_only", "r1_zero", "r1_zero_three_shot"), "names or files")
     n_problems: Size = say(128, "validation problems")
     n_samples: Size = say(4, "responses to each; one at temperature 0, where all would be the same")
     fast: bool = say(True, "True: the strict grader of training; False: the lenient one, for audits")
@@ -170,15 +161,11 @@ class EvaluateJob(metaclass=Checked):
         of_config = {name: value for name, value in values.items() if name in _FROM_CONFIG}
         own = {n: v for n, v in values.items() if n in known and n not in _FROM_CONFIG}
         config = Config()
-        try:
+        with collected(errors):
             config = Config.from_parameters(of_config)
             model_location(config.model)
-        except ValueError as error:
-            errors.append(str(error))
-        try:
+        with collected(errors):
             job = cls(config=config, **own)
-        except ValueError as error:
-            errors.append(str(error))
         if errors:
             raise ValueError("\n".join(errors))
         if job.temperature == 0:
@@ -191,15 +178,9 @@ class CompareJob(metaclass=Checked):
     """What compare.ipynb does."""
 
     runs: Names = say((), "run folders or patterns such as runs/*")
-    metrics: Names | None = say(
-        None, "what is drawn, the first also tabulated; None: tables.COMPARED, if all have it"
-    )
-    baseline: Annotated[str, BeforeValidator(_value)] | None = say(
-        None, "the group others are compared with; None is the first"
-    )
-    by: Annotated[Text, AfterValidator(_field_of_config)] = say(
-        "algo", "the config field that makes the groups"
-    )
+    metrics: Names | None = say(None, "what is drawn, the first also tabulated; None: those of COMPARED")
+    baseline: Value | None = say(None, "the group that others are compared with; None is the first")
+    by: FieldName = say("algo", "the config field that makes the groups")
 
     def __post_init__(self):
         if not self.runs:

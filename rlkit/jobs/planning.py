@@ -127,13 +127,15 @@ def plan(config, *, algorithm=None, model=None, tokenizer=None, own_sampler: boo
         if install:
             weights = shape["parameters"] * (2 if c.autocast else BYTES[c.dtype])
             page.errors += server_shortages(weights, install, device)
-    page.attempt("run_dir", _check_run_dir, c.run_dir)
-    folder, goes, disk = _nearest(c.run_dir or "runs"), c.run_dir or "runs", found["disk"]
+    if c.run_dir is not None and (why := unusable_folder(c.run_dir)):
+        page.refuse(f"run_dir: got {shown(c.run_dir)}, expected a folder to write to ({why})")
+    goes, disk = Path(c.run_dir or "runs"), f"about {_size(found['disk'])}"
+    above = goes.expanduser().absolute()
+    folder = next(folder for folder in (above, *above.parents) if folder.is_dir())
     free = shutil.disk_usage(folder).free
-    about = f"about {_size(disk)} for checkpoints and weights"
-    page.lines.append(f"disk: {about}, {_size(free)} free where {goes} goes")
-    if disk > free:
-        needs = f"needs about {_size(disk)} in {folder}, {_size(free)} free"
+    page.lines.append(f"disk: {disk} for checkpoints and weights, {_size(free)} free where {goes} goes")
+    if found["disk"] > free:
+        needs = f"needs {disk} in {folder}, {_size(free)} free"
         page.refuse(f"run_dir: {needs}: try another run_dir, or checkpoint_every=0")
     said = {"errors": page.errors, "warnings": page.warnings, "text": str(page)}
     return {"ok": not page.errors} | said | found
@@ -144,9 +146,7 @@ def _server(page: _Page, weight_sync: str, device):
     known = len(page.errors)
     install = page.attempt("sampler", find_vllm)
     if install is None:
-        if len(page.errors) == known:
-            page.refuse(f"sampler: {vllm_missing()}")
-        return None
+        return page.refuse(f"sampler: {vllm_missing()}") if len(page.errors) == known else None
     where, reason = server_outlook(weight_sync, install, device)
     page.lines.append(where)
     unpinned = vllm_unpinned(install)
@@ -182,13 +182,9 @@ def _needs(page, config, shape: dict, lengths: dict, device, memory: dict, free:
 def server_outlook(wanted: str, install, device) -> tuple[str, str]:
     """(where vLLM will run and how it gets the weights, why that is not the wanted way or "")."""
     gpu, shared = place(device)
-    way, reason = choose_way(
-        wanted,
-        server_on_cpu=install.on_cpu,
-        server_gpu=gpu,
-        policy_gpu=(device.index or 0) if device.type == "cuda" else None,
-        vllm_importable=vllm_importable(),
-    )
+    policy = (device.index or 0) if device.type == "cuda" else None
+    places = dict(server_on_cpu=install.on_cpu, server_gpu=gpu, policy_gpu=policy)
+    way, reason = choose_way(wanted, **places, vllm_importable=vllm_importable())
     where = "the CPU" if install.on_cpu else f"GPU {gpu}"
     if shared and not install.on_cpu:
         where += f", the policy's own: {ONE_GPU_SHARE:.0%} of its memory, freed while the policy trains"
@@ -227,15 +223,11 @@ def shape_of(model) -> dict:
 
     heads, hidden = config.num_attention_heads, config.hidden_size
     width = first("head_dim", default=hidden // heads)
-    return {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "vocabulary": config.vocab_size,
-        "layers": config.num_hidden_layers,
-        "hidden": hidden,
-        "feed_forward": first("intermediate_size", "n_inner", default=4 * hidden),
-        "kv_width": 2 * first("num_key_value_heads", default=heads) * width,
-        "positions": first("max_position_embeddings", default=10**9),
-    }
+    shape = {"parameters": sum(p.numel() for p in model.parameters()), "vocabulary": config.vocab_size}
+    shape |= {"layers": config.num_hidden_layers, "hidden": hidden}
+    shape["feed_forward"] = first("intermediate_size", "n_inner", default=4 * hidden)
+    shape["kv_width"] = 2 * first("num_key_value_heads", default=heads) * width
+    return shape | {"positions": first("max_position_embeddings", default=10**9)}
 
 
 def server_shortages(weights: int, install, device) -> list[str]:
@@ -278,14 +270,9 @@ def memory_estimate(config, shape: dict, lengths: dict, device, vllm=None, own_s
     tokens = rows * (lengths["longest"] + config.max_tokens)
     parameters, layers, vocabulary = (shape[name] for name in ("parameters", "layers", "vocabulary"))
     numbers = 14 * shape["hidden"] + 4 * shape["feed_forward"]
-    memory = {
-        "weights": parameters * (size + (2 if config.autocast else 0)),
-        "gradients": parameters * size,
-        "optimizer": 2 * parameters * size,
-        "activations": tokens * layers * numbers * compute,
-        "logits": 3 * 4 * min(tokens * vocabulary, max(CHUNK_ELEMENTS, vocabulary)),
-        "cache": 0,
-    }
+    memory = {"weights": parameters * (size + (2 if config.autocast else 0)), "gradients": parameters * size}
+    memory |= {"optimizer": 2 * parameters * size, "activations": tokens * layers * numbers * compute}
+    memory |= {"logits": 3 * 4 * min(tokens * vocabulary, max(CHUNK_ELEMENTS, vocabulary)), "cache": 0}
     if config.sampler == "transformers" and own_sampler:
         own = min(512, config.rollout_batch_size) * config.max_tokens
         prompts = min(512, config.n_prompts) * lengths["longest"]
@@ -337,11 +324,8 @@ def token_estimate(config, lengths: dict) -> dict:
     n_evaluations = (config.n_steps // config.eval_every if config.eval_every else 0) + config.eval_at_start
     evaluated = config.n_val_final + max(n_evaluations - 1, 0) * config.n_val if config.n_val else 0
     rows = config.n_steps * config.rollout_batch_size
-    return {
-        "rollouts": rows * config.max_tokens,
-        "evaluations": evaluated * config.max_tokens,
-        "prompts": int((rows + evaluated) * lengths["mean"]),
-    }
+    generated = {"rollouts": rows * config.max_tokens, "evaluations": evaluated * config.max_tokens}
+    return generated | {"prompts": int((rows + evaluated) * lengths["mean"])}
 
 
 def time_estimate(parameters: int, tokens: dict, group_size: int, per_second: float) -> float:
@@ -349,17 +333,6 @@ def time_estimate(parameters: int, tokens: dict, group_size: int, per_second: fl
     read_once = tokens["prompts"] / group_size  # a group shares its prompt
     work = 2 * (tokens["rollouts"] + tokens["evaluations"] + read_once) + 6 * (tokens["rollouts"] + read_once)
     return work * parameters / per_second
-
-
-def _check_run_dir(run_dir: str | None) -> None:
-    if run_dir is not None and (why := unusable_folder(run_dir)):
-        raise ValueError(f"run_dir: got {shown(run_dir)}, expected a folder to write to ({why})")
-
-
-def _nearest(path) -> Path:
-    """The folder, or the nearest one above it that is there."""
-    path = Path(path).expanduser().absolute()
-    return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
 def _size(n: float) -> str:

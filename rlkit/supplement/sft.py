@@ -1,5 +1,6 @@
 """Supplement: instruction tuning. Packed documents, the training loop, and parsers for two benchmarks."""
 
+import math
 import re
 
 import torch
@@ -141,10 +142,8 @@ def warmup_then_cosine(n_steps: int, warmup_share: float):
     warmup = max(1, round(n_steps * warmup_share))
 
     def factor(step):
-        if step < warmup:
-            return (step + 1) / warmup
-        done = (step - warmup) / max(1, n_steps - warmup)
-        return 0.5 * (1 + torch.cos(torch.tensor(torch.pi * min(done, 1.0))).item())
+        done = min((step - warmup) / max(1, n_steps - warmup), 1.0)
+        return (step + 1) / warmup if step < warmup else 0.5 * (1 + math.cos(math.pi * done))
 
     return factor
 

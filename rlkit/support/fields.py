@@ -7,6 +7,7 @@ and checks types and bounds; this module refuses text that had to be guessed at,
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -79,6 +80,15 @@ def schema_of(cls, name: str) -> tuple[dict, str]:
     field = TypeAdapter(cls).json_schema()["properties"][name]
     kinds = field.get("anyOf", [field])
     return kinds[0], " or None" if {"type": "null"} in kinds else ""
+
+
+@contextmanager
+def collected(errors: list[str]):
+    """A ValueError inside becomes a line of ``errors``."""
+    try:
+        yield
+    except ValueError as error:
+        errors.append(str(error))
 
 
 def given(values: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
