@@ -42,6 +42,12 @@ Size = Annotated[int, Interval(ge=1, le=MANY), PLAIN]
 Divisor = Annotated[float, Interval(ge=1e-3, le=1e12), PLAIN]
 ClipRange = Annotated[float, Interval(ge=0, le=1000), PLAIN]
 Device = Annotated[Text, AfterValidator(_device)]
+Preset = Literal["laptop", "olmo"]
+Who = Literal["transformers", "vllm"]
+Way = Literal[WAYS]  # pyright: ignore[reportInvalidTypeForm]
+Dtype = Literal["float32", "bfloat16"]
+Attention = Literal["flash_attention_2", "sdpa", "eager"]
+SinkName = Literal["none", "wandb", "tensorboard", "trackio"]
 
 
 class _Presets(Checked):
@@ -60,9 +66,7 @@ class Config(metaclass=_Presets):
     about each.
     """
 
-    preset: Literal["laptop", "olmo"] = say(
-        "laptop", "the testbed whose values hold for all that is not given: laptop or olmo"
-    )
+    preset: Preset = say("laptop", "the testbed whose values hold for all that is not given: laptop or olmo")
     algo: Text = say("grpo", "the estimator, a name in rlkit.ALGORITHMS")
     model: Text = say("laptop", "the base model: laptop, a hub id or a folder")
     prompt: Text = say(
@@ -74,10 +78,8 @@ class Config(metaclass=_Presets):
     n_train: Size = say(6400, "training problems")
     n_val: Count = say(256, "validation problems of an evaluation on the way; 0 turns them all off")
     n_val_final: Count | None = say(512, "validation problems of the last evaluation; None is n_val")
-    sampler: Literal["transformers", "vllm"] = say(
-        "transformers", "who generates: transformers (in process) or vllm (a server)"
-    )
-    weight_sync: Literal[WAYS] = say(  # pyright: ignore[reportInvalidTypeForm]
+    sampler: Who = say("transformers", "who generates: transformers (in process) or vllm (a server)")
+    weight_sync: Way = say(
         "auto",
         "how vLLM gets new weights: shm (a file in memory), nccl (two GPUs), gloo (nccl's dialogue on a "
         "CPU); auto is nccl where it can be, else shm",
@@ -111,13 +113,9 @@ class Config(metaclass=_Presets):
     )
     temperature: Real = say(1.0, "sampling temperature, also used when scoring", ge=0.01, le=100)
     max_tokens: Size = say(64, "most new tokens per response")
-    dtype: Literal["float32", "bfloat16"] = say(
-        "float32", "the weights' (and optimizer's) type: float32 or bfloat16"
-    )
+    dtype: Dtype = say("float32", "the weights' (and optimizer's) type: float32 or bfloat16")
     autocast: bool = say(False, "bfloat16 arithmetic around float32 weights")
-    attn_implementation: Literal["flash_attention_2", "sdpa", "eager"] | None = say(
-        None, "flash_attention_2, sdpa or eager; None is sdpa"
-    )
+    attn_implementation: Attention | None = say(None, "flash_attention_2, sdpa or eager; None is sdpa")
     device: Device | None = say(None, "cpu, cuda, cuda:1, mps; None is the first GPU there is, else cpu")
     eval_every: Count = say(20, "steps between evaluations; 0 is only at the end")
     eval_at_start: bool = say(True, "evaluate the base model as step 0")
@@ -127,9 +125,7 @@ class Config(metaclass=_Presets):
     threads: Whole = say(1, "CPU threads of the run", ge=1, le=1024)
     run_dir: Text | None = say(None, "the run's folder; None is a new one under runs/")
     resume: bool = say(False, "go on with the run in run_dir from its last checkpoint")
-    sink: Literal["none", "wandb", "tensorboard", "trackio"] = say(
-        "none", "also log to wandb, tensorboard or trackio"
-    )
+    sink: SinkName = say("none", "also log to wandb, tensorboard or trackio")
     check_memory: bool = say(True, "stop before loading if the estimated peak memory is more than is free")
     dry_run: bool = say(False, "check everything, print the plan and stop")
 

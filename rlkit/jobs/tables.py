@@ -209,7 +209,7 @@ def _meant(name: str, known) -> str:
 
 
 def shared_metrics(runs: Sequence[Run], metrics: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The metrics to compare: these, which every run must have; None is those of ``COMPARED`` that all have."""
+    """The metrics to compare: these, which all runs must have; None: those of ``COMPARED`` that all have."""
     tables = {run.name: run.metrics.dropna(axis="columns", how="all") for run in runs}
     if empty := [name for name, table in tables.items() if table.empty]:
         raise ValueError(f"runs: no step is logged yet in {', '.join(empty)}; expected runs with metrics")
@@ -239,7 +239,7 @@ def shared_metrics(runs: Sequence[Run], metrics: Sequence[str] | None = None) ->
 
 
 def validation_table(run: Run) -> pd.DataFrame:
-    """The evaluations of one run, a row each; without any, ten training rewards."""
+    """The evaluations of one run, a row each; without any, training rewards."""
     metrics = run.metrics
     columns = ["val_reward", "val_reward_se", "val_format_reward", "val_response_length", "val_n"]
     if "val_reward" not in metrics:

@@ -25,7 +25,7 @@ class Preference:
 
 
 def load_hh(path) -> list[Preference]:
-    """Single-turn comparisons from a file of Anthropic's HH data (jsonl, jsonl.gz; keys "chosen", "rejected").
+    """Single-turn comparisons from a file of Anthropic's HH data (.jsonl, .jsonl.gz: "chosen", "rejected").
 
     Dialogues with more than one human turn, or whose first turns differ, are left out: there the two answers
     do not reply to the same instruction.
@@ -83,7 +83,7 @@ def compute_per_instance_dpo_loss(
 
 @torch.no_grad()
 def preference_accuracy(lm, lm_ref, tokenizer, pairs) -> float:
-    """Share of pairs whose implicit reward, log pi - log pi_ref, is higher for the chosen answer; in [0, 1]."""
+    """Share of pairs whose implicit reward, log pi - log pi_ref, is higher for the chosen answer."""
 
     def reward(pair, response):
         policy, ref = (response_log_prob(m, tokenizer, pair.instruction, response) for m in (lm, lm_ref))

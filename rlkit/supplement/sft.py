@@ -62,9 +62,8 @@ class PackedSFTDataset(Dataset):
         stream = []
         for instruction, response in documents:
             text = alpaca_prompt(instruction) + response
-            stream += tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] + [
-                tokenizer.eos_token_id
-            ]
+            ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            stream += [*ids, tokenizer.eos_token_id]
         n_chunks = max(len(stream) - 1, 0) // seq_length
         tokens = torch.tensor(stream[: n_chunks * seq_length + 1], dtype=torch.long)
         self.input_ids = tokens[:-1].reshape(n_chunks, seq_length)
