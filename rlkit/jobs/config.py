@@ -4,12 +4,10 @@ Every field of ``Config`` is a parameter of ``notebooks/train.ipynb``. The const
 and what must fit together; it opens no file: that files, model and memory are there, ``planning`` checks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Interval
 from pydantic import AfterValidator
@@ -18,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from rlkit.algorithms import get_algorithm
 from rlkit.samplers.base import WAYS
 from rlkit.support.checks import shown
-from rlkit.support.fields import STRICT, Checked, Real, Text, Whole, given, say, type_name
+from rlkit.support.fields import PLAIN, STRICT, Checked, Real, Text, Whole, given, say, schema_of
 
 # The presets. The laptop's values are the fields' defaults; olmo's are the handout's section 4.3.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -39,14 +37,21 @@ def _device(value: str):
     return value
 
 
-Count = Annotated[Whole, Interval(ge=0, le=MANY)]
-Size = Annotated[Whole, Interval(ge=1, le=MANY)]
-Divisor = Annotated[Real, Interval(ge=1e-3, le=1e12)]
+Count = Annotated[int, Interval(ge=0, le=MANY), PLAIN]
+Size = Annotated[int, Interval(ge=1, le=MANY), PLAIN]
+Divisor = Annotated[float, Interval(ge=1e-3, le=1e12), PLAIN]
+ClipRange = Annotated[float, Interval(ge=0, le=1000), PLAIN]
 Device = Annotated[Text, AfterValidator(_device)]
+Preset = Literal["laptop", "olmo"]
+Who = Literal["transformers", "vllm"]
+Way = Literal[WAYS]  # pyright: ignore[reportInvalidTypeForm]
+Dtype = Literal["float32", "bfloat16"]
+Attention = Literal["flash_attention_2", "sdpa", "eager"]
+SinkName = Literal["none", "wandb", "tensorboard", "trackio"]
 
 
 class _Presets(Checked):
-    def preset(cls, name: str, /, **overrides) -> Config:
+    def preset(cls, name: str, /, **overrides) -> "Config":
         """``Config.preset("olmo", lr=3e-6)``: the preset's values with some of them replaced."""
         values = PRESETS.get(name, {}) if isinstance(name, str) else {}
         return cls(**{"preset": name, **values, **overrides})
@@ -61,9 +66,7 @@ class Config(metaclass=_Presets):
     about each.
     """
 
-    preset: Literal["laptop", "olmo"] = say(
-        "laptop", "the testbed whose values hold for all that is not given: laptop or olmo"
-    )
+    preset: Preset = say("laptop", "the testbed whose values hold for all that is not given: laptop or olmo")
     algo: Text = say("grpo", "the estimator, a name in rlkit.ALGORITHMS")
     model: Text = say("laptop", "the base model: laptop, a hub id or a folder")
     prompt: Text = say(
@@ -75,10 +78,8 @@ class Config(metaclass=_Presets):
     n_train: Size = say(6400, "training problems")
     n_val: Count = say(256, "validation problems of an evaluation on the way; 0 turns them all off")
     n_val_final: Count | None = say(512, "validation problems of the last evaluation; None is n_val")
-    sampler: Literal["transformers", "vllm"] = say(
-        "transformers", "who generates: transformers (in process) or vllm (a server)"
-    )
-    weight_sync: Literal[WAYS] = say(  # pyright: ignore[reportInvalidTypeForm]
+    sampler: Who = say("transformers", "who generates: transformers (in process) or vllm (a server)")
+    weight_sync: Way = say(
         "auto",
         "how vLLM gets new weights: shm (a file in memory), nccl (two GPUs), gloo (nccl's dialogue on a "
         "CPU); auto is nccl where it can be, else shm",
@@ -101,8 +102,8 @@ class Config(metaclass=_Presets):
     weight_decay: Real = say(0.0, "AdamW's weight decay", ge=0, le=100)
     max_grad_norm: Real = say(1.0, "a longer gradient is scaled down to this norm", ge=1e-6, le=1e9)
     advantage_eps: Real = say(1e-6, "added to the advantage's divisor", ge=0, le=1)
-    cliprange: Real | None = say(
-        None, "how far an importance ratio may leave 1; None is the algorithm's", ge=0, le=1000
+    cliprange: ClipRange | None = say(
+        None, "how far an importance ratio may leave 1; None is the algorithm's"
     )
     normalization_constant: Divisor | None = say(
         None, "divisor of a loss with a constant normaliser; None is train_batch_size x max_tokens"
@@ -112,13 +113,9 @@ class Config(metaclass=_Presets):
     )
     temperature: Real = say(1.0, "sampling temperature, also used when scoring", ge=0.01, le=100)
     max_tokens: Size = say(64, "most new tokens per response")
-    dtype: Literal["float32", "bfloat16"] = say(
-        "float32", "the weights' (and optimizer's) type: float32 or bfloat16"
-    )
+    dtype: Dtype = say("float32", "the weights' (and optimizer's) type: float32 or bfloat16")
     autocast: bool = say(False, "bfloat16 arithmetic around float32 weights")
-    attn_implementation: Literal["flash_attention_2", "sdpa", "eager"] | None = say(
-        None, "flash_attention_2, sdpa or eager; None is sdpa"
-    )
+    attn_implementation: Attention | None = say(None, "flash_attention_2, sdpa or eager; None is sdpa")
     device: Device | None = say(None, "cpu, cuda, cuda:1, mps; None is the first GPU there is, else cpu")
     eval_every: Count = say(20, "steps between evaluations; 0 is only at the end")
     eval_at_start: bool = say(True, "evaluate the base model as step 0")
@@ -128,9 +125,7 @@ class Config(metaclass=_Presets):
     threads: Whole = say(1, "CPU threads of the run", ge=1, le=1024)
     run_dir: Text | None = say(None, "the run's folder; None is a new one under runs/")
     resume: bool = say(False, "go on with the run in run_dir from its last checkpoint")
-    sink: Literal["none", "wandb", "tensorboard", "trackio"] = say(
-        "none", "also log to wandb, tensorboard or trackio"
-    )
+    sink: SinkName = say("none", "also log to wandb, tensorboard or trackio")
     check_memory: bool = say(True, "stop before loading if the estimated peak memory is more than is free")
     dry_run: bool = say(False, "check everything, print the plan and stop")
 
@@ -143,7 +138,7 @@ class Config(metaclass=_Presets):
         _check_together(self, get_algorithm(self.algo))
 
     @classmethod
-    def from_parameters(cls, parameters: Mapping[str, Any]) -> Config:
+    def from_parameters(cls, parameters: Mapping[str, Any]) -> Self:
         """A config from what a job was given; None, or text for it, is the preset's value.
 
         Raises one ValueError that lists every misspelt name ("did you mean") and every unreadable value.
@@ -151,7 +146,7 @@ class Config(metaclass=_Presets):
         values = given(parameters, cls.__dataclass_fields__)
         return cls.preset(values.pop("preset", "laptop"), **values)
 
-    def resolved(self, algorithm=None) -> Config:
+    def resolved(self, algorithm=None) -> Self:
         """The same config with every None that has a value filled in; algorithm None is the one of ``algo``.
 
         Left None: tis_cap (off), device and attn_implementation (decided where the model loads) and what the
@@ -180,10 +175,13 @@ class Config(metaclass=_Presets):
     @staticmethod
     def field_table() -> list[dict]:
         """One dict per field: name, type, laptop, olmo (the presets' values) and doc."""
+        kinds = {"integer": "int", "number": "float", "boolean": "bool", "string": "str"}
         laptop, olmo, rows = Config(), Config.preset("olmo"), []
         for name, field in Config.__pydantic_fields__.items():
-            kind, values = type_name(field), [getattr(c, name) for c in (laptop, olmo)]
-            rows.append(dict(name=name, type=kind, laptop=values[0], olmo=values[1], doc=field.description))
+            schema, none = schema_of(Config, name)
+            row = {"name": name, "type": kinds[schema["type"]] + none.replace("or", "|")}
+            row |= {"laptop": getattr(laptop, name), "olmo": getattr(olmo, name), "doc": field.description}
+            rows.append(row)
         return rows
 
 

@@ -3,8 +3,6 @@
 The wanted versions are those of the package's own metadata, so there is one list of pins.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """The names in metrics.jsonl: what each says, and its axis label with the unit."""
 
-from __future__ import annotations
-
 # name | axis label | meaning; an indented line goes on with the one above it
 _TABLE = """\
 step | step | updates of the policy so far, counted in rollout batches; row k is about rollout k
@@ -10,7 +8,7 @@ loss | loss | the surrogate whose gradient was followed; its value says little, 
   at the start
 grad_norm | gradient norm | length of the gradient before clipping (mean over the step's optimizer steps)
 token_entropy | entropy (nats / token) | mean entropy of the next-token distributions at the response
-  tokens, nats
+  tokens, nats; with vLLM, of the rows used only
 reward | train reward (share right) | mean reward of the rollouts: share that is well-formed and right
 format_reward | train format (share) | share of the rollouts that is well-formed
 answer_reward | train answer (share) | share of the rollouts whose answer is right
@@ -28,11 +26,11 @@ clip_fraction | clipped (share) | share of response tokens (sequences for gspo) 
   _low and _high by side
 clip_fraction_low | clipped low (share) | negative advantage, ratio below 1 - cliprange
 clip_fraction_high | clipped high (share) | positive advantage, ratio above 1 + cliprange
-ratio_min | smallest ratio | smallest importance ratio; on-policy trainer / sampler, off-policy current /
-  old policy
+ratio_min | smallest ratio | smallest importance ratio in the rows used; on-policy trainer / sampler,
+  off-policy current / old policy
 ratio_max | largest ratio | largest importance ratio
 logprob_gap_mean | log-prob gap (nats / token) | mean |trainer - sampler| log-probability of a sampled token
-  before the update, nats
+  of the rows used before the update, nats
 logprob_gap_max | largest log-prob gap (nats) | largest such gap
 tis_share | capped by TIS (share) | share of response tokens whose trainer/sampler ratio was cut at tis_cap
 lr | learning rate | learning rate

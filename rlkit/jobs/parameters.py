@@ -6,8 +6,6 @@ the result to a record that checks every name and type; a ValueError there ends 
 code.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import glob
 import json
@@ -19,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import pandas as pd
 from pydantic import AfterValidator, BeforeValidator
@@ -30,7 +28,7 @@ from rlkit.jobs.run_writer import new_run_dir
 from rlkit.jobs.runs import Run, load_run
 from rlkit.samplers.base import SamplingParams
 from rlkit.support.checks import hint, shown, unusable_path
-from rlkit.support.fields import STRICT, Checked, Real, Text, Whole, given, say, unknown
+from rlkit.support.fields import STRICT, Checked, Real, Text, Whole, collected, given, say, unknown
 from rlkit.support.models import model_location
 from rlkit.tasks.prompts import load_prompt
 
@@ -43,19 +41,15 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 def parameters(namespace: dict[str, Any]) -> dict[str, Any]:
     """The names that the ``parameters`` cell, and papermill's cell after it, have set in ``globals()``.
 
-    It must run in the first cell after them, before anything else is assigned; imports and functions don't
-    count. The names are remembered, so that the cell can be run again later in the session, with other
-    values.
+    It must run in the first cell after them, before anything else is assigned (imports and functions don't
+    count). The names are remembered, so that the cell can be run again later, with other values.
     """
     if _REMEMBERED not in namespace:
         shell = namespace["get_ipython"]() if "get_ipython" in namespace else None
         hidden = getattr(shell, "user_ns_hidden", {})
-        namespace[_REMEMBERED] = [
-            name
-            for name, value in namespace.items()
-            if not name.startswith(("_", "PAPERMILL_")) and name not in hidden
-            if not isinstance(value, (ModuleType, type)) and not callable(value)
-        ]
+        plain = {k: v for k, v in namespace.items() if not (isinstance(v, ModuleType) or callable(v))}
+        visible = (name for name in plain if not name.startswith(("_", "PAPERMILL_")))
+        namespace[_REMEMBERED] = [name for name in visible if name not in hidden]
     return {name: namespace[name] for name in namespace[_REMEMBERED] if name in namespace}
 
 
@@ -91,11 +85,7 @@ def resumable(config: Config, values: Mapping[str, Any]) -> Iterator[Config]:
 def _names(value) -> tuple[str, ...]:
     """Names from a list, from text with commas between them, or from a list written as text."""
     if isinstance(value, str):
-        text = value.strip()
-        try:
-            value = json.loads(text) if text.startswith("[") else text.split(",")
-        except ValueError:  # [a, b] without quotes
-            value = text.strip("[]").split(",")
+        value = value.strip().strip("[]").split(",")
     if isinstance(value, (list, tuple, set)) and all(isinstance(item, (str, Path)) for item in value):
         items = tuple(text for item in value if (text := str(item).strip().strip("'\"")))
         if items and not any(map(unusable_path, items)):
@@ -104,14 +94,12 @@ def _names(value) -> tuple[str, ...]:
 
 
 def _prompts(names: tuple[str, ...]):
-    errors = []
+    errors: list[str] = []
     for name in names:
-        try:
+        with collected(errors):
             load_prompt(name)
-        except ValueError as error:
-            errors.append(str(error).removeprefix("prompt: "))
     if errors:
-        raise ValueError("; ".join(errors))
+        raise ValueError("; ".join(error.removeprefix("prompt: ") for error in errors))
     return names
 
 
@@ -129,6 +117,9 @@ def _field_of_config(name: str):
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Prompts = Annotated[Names, AfterValidator(_prompts)]
+Value = Annotated[str, BeforeValidator(_value)]
+FieldName = Annotated[Text, AfterValidator(_field_of_config)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -136,11 +127,9 @@ class EvaluateJob(metaclass=Checked):
     """What evaluate.ipynb does. ``sampling`` holds what ``evaluate`` is told about it."""
 
     config: Config  # model, dataset, machine; where ``model`` is a run's folder, the rest comes from that run
-    prompts: Annotated[Names, AfterValidator(_prompts)] = say(
-        ("question_only", "r1_zero", "r1_zero_three_shot"), "names or files"
-    )
+    prompts: Prompts = say(("question_only", "r1_zero", "r1_zero_three_shot"), "names or files")
     n_problems: Size = say(128, "validation problems")
-    n_samples: Size = say(4, "responses to each; one where temperature is 0, since all would be the same")
+    n_samples: Size = say(4, "responses to each; one at temperature 0, where all would be the same")
     fast: bool = say(True, "True: the strict grader of training; False: the lenient one, for audits")
     temperature: Real = say(1.0, "0 is greedy, which a config for training does not have", ge=0, le=100)
     top_p: Real = say(1.0, "nucleus sampling; 1 is off")
@@ -158,32 +147,26 @@ class EvaluateJob(metaclass=Checked):
         return {"max_tokens": self.config.max_tokens, "seed": self.config.seed, **own}
 
     @classmethod
-    def from_parameters(cls, values: Mapping[str, Any]) -> EvaluateJob:
+    def from_parameters(cls, values: Mapping[str, Any]) -> Self:
         """The job from what the notebook was given; None is the default. One ValueError for all mistakes."""
         known = [name for name in cls.__dataclass_fields__ if name != "config"] + _FROM_CONFIG
         errors, values = [unknown(cls, n, known) for n in values if n not in known], given(values, known)
-        own = {name: value for name, value in values.items() if name not in _FROM_CONFIG}
-        rest = {name: value for name, value in values.items() if name in _FROM_CONFIG}
-        folder = resolve(str(rest.get("model", "")))
+        folder = resolve(str(values.get("model", "")))
         if folder is not None:
-            rest["model"] = str(folder)
+            values["model"] = str(folder)
             if (folder / "metrics.jsonl").is_file():
                 recorded = load_run(folder).config
-                rest = {name: recorded[name] for name in _FROM_CONFIG if name in recorded} | rest
-                own = {"prompts": recorded["prompt"]} | own
-                own = {name: recorded[name] for name in _SAMPLING if name in recorded} | own
-        config = job = None
-        try:
-            config = Config.from_parameters(rest)
+                recorded["prompts"] = recorded["prompt"]
+                values = {n: recorded[n] for n in known if n in recorded} | values
+        of_config = {name: value for name, value in values.items() if name in _FROM_CONFIG}
+        own = {n: v for n, v in values.items() if n in known and n not in _FROM_CONFIG}
+        config = Config()
+        with collected(errors):
+            config = Config.from_parameters(of_config)
             model_location(config.model)
-        except ValueError as error:
-            errors.append(str(error))
-        try:
-            own = {name: value for name, value in own.items() if name in known}
-            job = cls(config=config or Config(), **own)
-        except ValueError as error:
-            errors.append(str(error))
-        if errors or job is None:
+        with collected(errors):
+            job = cls(config=config, **own)
+        if errors:
             raise ValueError("\n".join(errors))
         if job.temperature == 0:
             return dataclasses.replace(job, n_samples=1)
@@ -195,22 +178,16 @@ class CompareJob(metaclass=Checked):
     """What compare.ipynb does."""
 
     runs: Names = say((), "run folders or patterns such as runs/*")
-    metrics: Names | None = say(
-        None, "what is drawn, the first also tabulated; None: tables.COMPARED, if all have it"
-    )
-    baseline: Annotated[str, BeforeValidator(_value)] | None = say(
-        None, "the group others are compared with; None is the first"
-    )
-    by: Annotated[Text, AfterValidator(_field_of_config)] = say(
-        "algo", "the config field that makes the groups"
-    )
+    metrics: Names | None = say(None, "what is drawn, the first also tabulated; None: those of COMPARED")
+    baseline: Value | None = say(None, "the group that others are compared with; None is the first")
+    by: FieldName = say("algo", "the config field that makes the groups")
 
     def __post_init__(self):
         if not self.runs:
             raise ValueError("runs: got nothing, expected run folders or a pattern such as runs/*")
 
     @classmethod
-    def from_parameters(cls, values: Mapping[str, Any]) -> CompareJob:
+    def from_parameters(cls, values: Mapping[str, Any]) -> Self:
         """The job from what the notebook was given; None is the default. One ValueError for all mistakes."""
         return cls(**given(values, cls.__dataclass_fields__))
 

@@ -5,8 +5,6 @@ what it refuses. The estimates say how they are made: memory is an upper bound, 
 prompts are long, time right within a factor of a few.
 """
 
-from __future__ import annotations
-
 import shutil
 from contextlib import suppress
 from importlib.metadata import version
@@ -40,7 +38,29 @@ GB = 1e9
 BYTES = {"float32": 4, "bfloat16": 2}
 VLLM_SHM_BYTES = 200e6
 VLLM_CPU_BYTES = 4e9  # vLLM's processes (measured: 2.9 GB) and its cache (1 GiB) on a CPU
-UNKNOWN = {"longest": 256, "mean": 200.0}  # prompt lengths where the tokenizer or the problems are not there
+
+
+class _Page:
+    """What is found out, line by line; ``attempt`` turns an error into a line that names the parameter."""
+
+    def __init__(self, names):
+        self.names, self.lines, self.errors, self.warnings = names, [], [], []
+
+    def attempt(self, name, function, *arguments):
+        try:
+            return function(*arguments)
+        except Exception as error:  # whatever a file, the hub or a parser raises: report it and look further
+            line = (" ".join(str(error).split()) or repr(error)).removeprefix("n: ")
+            self.refuse(line if line.partition(":")[0] in self.names else f"{name}: {line}")
+
+    def refuse(self, line: str) -> None:
+        if line not in self.errors:  # one dataset is read twice
+            self.errors.append(line)
+
+    def __str__(self):
+        end = f"{len(self.errors)} problem(s), see above" if self.errors else "nothing stands in the way"
+        warnings = [f"warning: {line}" for line in self.warnings]
+        return "\n".join([*self.lines, *warnings, *(f"error: {e}" for e in self.errors), f"plan: {end}"])
 
 
 def plan(config, *, algorithm=None, model=None, tokenizer=None, own_sampler: bool = True) -> dict:
@@ -55,55 +75,40 @@ def plan(config, *, algorithm=None, model=None, tokenizer=None, own_sampler: boo
     """
     algorithm = get_algorithm(config.algo if algorithm is None else algorithm)
     c = config.resolved(algorithm)
-    errors, warnings, lines = [], [], []
-
-    def attempt(name, function, *arguments):
-        try:
-            return function(*arguments)
-        except Exception as error:  # whatever a file, the hub or a parser raises: report it and look further
-            line = (" ".join(str(error).split()) or repr(error)).removeprefix("n: ")
-            line = line if line.partition(":")[0] in c.__dataclass_fields__ else f"{name}: {line}"
-            errors.extend([] if line in errors else [line])  # one dataset is read twice
-
-    prompt = attempt("prompt", load_prompt, c.prompt)
-    device = torch.device("cpu")
-    if model is not None:
-        device = next(model.parameters()).device
+    page = _Page(c.__dataclass_fields__)
+    prompt = page.attempt("prompt", load_prompt, c.prompt)
+    if model is None:
+        device = page.attempt("device", check_device, c.device) or torch.device("cpu")
     else:
-        device = attempt("device", check_device, c.device) or device
-    attention, reason = choose_attention(c.attn_implementation, getattr(torch, c.dtype), device)
-    lines.append(
+        device = next(model.parameters()).device
+    page.lines.append(
         f"{algorithm.name}, {c.n_steps} steps of {c.n_prompts} prompts x {c.group_size} responses, train "
         f"batches of {c.train_batch_size} rows in {c.gradient_accumulation_steps} microbatch(es), lr {c.lr:g}"
     )
+    attention, why = choose_attention(c.attn_implementation, getattr(torch, c.dtype), device)
     gpu = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
-    autocast, why = " with bfloat16 autocast" if c.autocast else "", f" ({reason})" if reason else ""
-    lines.append(
-        f"device {device}{gpu}, {c.dtype}{autocast}, attention {attention}{why}, {c.threads} CPU thread(s)"
-    )
-    versions, install = [f"{name} {version(name)}" for name in ("torch", "transformers")], None
-    if c.sampler == "vllm" and own_sampler:
-        known = len(errors)
-        install = attempt("sampler", find_vllm)
-        if install is not None:
-            where, reason = server_outlook(c.weight_sync, install, device)
-            lines.append(where)
-            warnings += [f"sampler: expected {vllm_unpinned(install)}"] if vllm_unpinned(install) else []
-            warnings += [f"weight_sync: shm in place of {c.weight_sync} ({reason})"] if reason else []
-            elsewhere = "" if install.here else f" in {install.python}"
-            versions.append(f"{install.package} {install.version}{elsewhere}")
-        elif len(errors) == known:
-            errors.append(f"sampler: {vllm_missing()}")
-    lines.append("versions: " + ", ".join(versions))
-    attempt("sink", check_sink, c.sink)
+    kind = c.dtype + (" with bfloat16 autocast" if c.autocast else "")
+    kind += f", attention {attention}" + (f" ({why})" if why else "")
+    page.lines.append(f"device {device}{gpu}, {kind}, {c.threads} CPU thread(s)")
+    install = _server(page, c.weight_sync, device) if c.sampler == "vllm" and own_sampler else None
+    versions = [f"{name} {version(name)}" for name in ("torch", "transformers")]
+    if install:
+        versions.append(
+            f"{install.package} {install.version}" + ("" if install.here else f" in {install.python}")
+        )
+    page.lines.append("versions: " + ", ".join(versions))
+    page.attempt("sink", check_sink, c.sink)
 
-    free, total, memory, tokens, seconds, disk = free_memory(device), 0, {}, {}, None, 0
-    problems = attempt("n_train", load_problems, c.dataset, "train", c.n_train) or []
-    problems += attempt("n_val", load_problems, c.dataset, "validation", max(c.n_val, c.n_val_final)) or []
-    shape, lengths = None, {}
+    found = {"memory": {}, "memory_total": 0, "memory_free": free_memory(device), "device": str(device)}
+    found |= {"prompt_tokens": {}, "tokens": {}, "seconds": None, "disk": 0}
+    problems = page.attempt("n_train", load_problems, c.dataset, "train", c.n_train) or []
+    n_val = max(c.n_val, c.n_val_final)
+    problems += page.attempt("n_val", load_problems, c.dataset, "validation", n_val) or []
+    shape = None
     if model is None:
-        location = attempt("model", model_location, c.model)
-        tokenizer, shape = (location and attempt("model", _open_model, c.model, location)) or (None, None)
+        location = page.attempt("model", model_location, c.model)
+        opened = location and page.attempt("model", _open_model, c.model, location)
+        tokenizer, shape = opened or (None, None)
     else:
         with suppress(AttributeError):  # a model of one's own may lack what its size is read from
             shape = shape_of(model)
@@ -111,80 +116,75 @@ def plan(config, *, algorithm=None, model=None, tokenizer=None, own_sampler: boo
         by_length = sorted(problems, key=lambda problem: len(problem.question))  # the rest is not tokenised
         lengths = prompt_lengths(tokenizer, by_length[:: 1 + len(by_length) // 512], prompt)
         lengths["longest"] = prompt_lengths(tokenizer, by_length[-64:], prompt)["longest"]
-        lines.append(
-            f"prompt {prompt.name}: {lengths['mean']:.0f} tokens on average, {lengths['longest']} at most; "
-            f"{c.max_tokens} new ones"
-        )
+        found["prompt_tokens"] = lengths
+        average = f"{lengths['mean']:.0f} tokens on average, {lengths['longest']} at most"
+        page.lines.append(f"prompt {prompt.name}: {average}; {c.max_tokens} new ones")
     if shape:
-        n, assumed = shape["parameters"], lengths or UNKNOWN
-        longest = assumed["longest"] + c.max_tokens
-        if longest > shape["positions"]:
-            together = f"the longest prompt and response together are {longest} tokens"
-            errors.append(f"max_tokens: {together}, the model holds {shape['positions']}")
-        memory = memory_estimate(c, shape, assumed, device, install, own_sampler)
-        total = memory_peak(memory)
-        parts = ", ".join(f"{name} {_size(value)}" for name, value in memory.items())
-        lines.append(
-            f"model {c.model if model is None else 'given'}: {n / 1e6:,.1f} M parameters; memory about "
-            f"{_size(total)} on {device}, {_size(free)} free: {parts}"
-        )
-        if total - (memory["weights"] if model is not None else 0) > free:
-            (errors if c.check_memory else warnings).append(too_little(c, device, total, free))
+        lengths = found["prompt_tokens"] or {"longest": 256, "mean": 200.0}
+        found["memory"] = memory_estimate(c, shape, lengths, device, install, own_sampler)
+        there = 0 if model is None else found["memory"]["weights"]
+        found |= _needs(page, c, shape, lengths, device, found["memory"], found["memory_free"], there)
         if install:
-            errors += server_shortages(n * (2 if c.autocast else BYTES[c.dtype]), install, device)
-        disk, tokens = (
-            disk_estimate(n * BYTES[c.dtype], c.checkpoint_every, c.n_steps),
-            token_estimate(c, assumed),
-        )
-        seconds = time_estimate(
-            n, tokens, c.group_size, FLOPS[device.type] * (c.threads if device.type == "cpu" else 1)
-        )
-        lines.append(
-            f"tokens: at most {tokens['rollouts']:,.0f} generated for training and "
-            f"{tokens['evaluations']:,.0f} for evaluation"
-        )
-        lines.append(
-            f"time: roughly {_duration(seconds)} if every response had {c.max_tokens} tokens, assuming "
-            f"{FLOPS[device.type]:.0e} operations a second"
-        )
-    attempt("run_dir", _check_run_dir, c.run_dir)
-    folder = _nearest(c.run_dir or "runs")
-    disk_free = shutil.disk_usage(folder).free
-    lines.append(
-        f"disk: about {_size(disk)} for checkpoints and weights, {_size(disk_free)} free where "
-        f"{c.run_dir or 'runs'} goes"
+            weights = shape["parameters"] * (2 if c.autocast else BYTES[c.dtype])
+            page.errors += server_shortages(weights, install, device)
+    if c.run_dir is not None and (why := unusable_folder(c.run_dir)):
+        page.refuse(f"run_dir: got {shown(c.run_dir)}, expected a folder to write to ({why})")
+    goes, disk = Path(c.run_dir or "runs"), f"about {_size(found['disk'])}"
+    above = goes.expanduser().absolute()
+    folder = next(folder for folder in (above, *above.parents) if folder.is_dir())
+    free = shutil.disk_usage(folder).free
+    page.lines.append(f"disk: {disk} for checkpoints and weights, {_size(free)} free where {goes} goes")
+    if found["disk"] > free:
+        needs = f"needs {disk} in {folder}, {_size(free)} free"
+        page.refuse(f"run_dir: {needs}: try another run_dir, or checkpoint_every=0")
+    said = {"errors": page.errors, "warnings": page.warnings, "text": str(page)}
+    return {"ok": not page.errors} | said | found
+
+
+def _server(page: _Page, weight_sync: str, device):
+    """The vLLM install that a run will use, or None with the reason among the errors."""
+    known = len(page.errors)
+    install = page.attempt("sampler", find_vllm)
+    if install is None:
+        return page.refuse(f"sampler: {vllm_missing()}") if len(page.errors) == known else None
+    where, reason = server_outlook(weight_sync, install, device)
+    page.lines.append(where)
+    unpinned = vllm_unpinned(install)
+    page.warnings += [f"sampler: expected {unpinned}"] if unpinned else []
+    page.warnings += [f"weight_sync: shm in place of {weight_sync} ({reason})"] if reason else []
+    return install
+
+
+def _needs(page, config, shape: dict, lengths: dict, device, memory: dict, free: int, there: int) -> dict:
+    """memory_total, disk, tokens and seconds, with their lines; ``there`` bytes of the weights are loaded."""
+    c, n, name = config, shape["parameters"], "given" if there else config.model
+    longest, total = lengths["longest"] + c.max_tokens, memory_peak(memory)
+    if longest > shape["positions"]:
+        together = f"the longest prompt and response together are {longest} tokens"
+        page.refuse(f"max_tokens: {together}, the model holds {shape['positions']}")
+    parts = ", ".join(f"{part} {_size(value)}" for part, value in memory.items())
+    about = f"memory about {_size(total)} on {device}, {_size(free)} free: {parts}"
+    page.lines.append(f"model {name}: {n / 1e6:,.1f} M parameters; {about}")
+    if total - there > free:
+        (page.errors if c.check_memory else page.warnings).append(too_little(c, device, total, free))
+    tokens, flops = token_estimate(c, lengths), FLOPS[device.type]
+    seconds = time_estimate(n, tokens, c.group_size, flops * (c.threads if device.type == "cpu" else 1))
+    generated = (
+        f"{tokens['rollouts']:,.0f} generated for training and {tokens['evaluations']:,.0f} for evaluation"
     )
-    if disk > disk_free:
-        needs = f"needs about {_size(disk)} in {folder}, {_size(disk_free)} free"
-        errors.append(f"run_dir: {needs}: try another run_dir, or checkpoint_every=0")
-    lines += [f"warning: {line}" for line in warnings] + [f"error: {line}" for line in errors]
-    lines.append(f"plan: {f'{len(errors)} problem(s), see above' if errors else 'nothing stands in the way'}")
-    return {
-        "ok": not errors,
-        "errors": errors,
-        "warnings": warnings,
-        "memory": memory,
-        "memory_total": total,
-        "memory_free": free,
-        "device": str(device),
-        "prompt_tokens": lengths,
-        "tokens": tokens,
-        "seconds": seconds,
-        "disk": disk,
-        "text": "\n".join(lines),
-    }
+    page.lines.append(f"tokens: at most {generated}")
+    long = f"if every response had {c.max_tokens} tokens, assuming {flops:.0e} operations a second"
+    page.lines.append(f"time: roughly {_duration(seconds)} {long}")
+    disk = disk_estimate(n * BYTES[c.dtype], c.checkpoint_every, c.n_steps)
+    return {"memory_total": total, "disk": disk, "tokens": tokens, "seconds": seconds}
 
 
 def server_outlook(wanted: str, install, device) -> tuple[str, str]:
     """(where vLLM will run and how it gets the weights, why that is not the wanted way or "")."""
     gpu, shared = place(device)
-    way, reason = choose_way(
-        wanted,
-        server_on_cpu=install.on_cpu,
-        server_gpu=gpu,
-        policy_gpu=(device.index or 0) if device.type == "cuda" else None,
-        vllm_importable=vllm_importable(),
-    )
+    policy = (device.index or 0) if device.type == "cuda" else None
+    places = dict(server_on_cpu=install.on_cpu, server_gpu=gpu, policy_gpu=policy)
+    way, reason = choose_way(wanted, **places, vllm_importable=vllm_importable())
     where = "the CPU" if install.on_cpu else f"GPU {gpu}"
     if shared and not install.on_cpu:
         where += f", the policy's own: {ONE_GPU_SHARE:.0%} of its memory, freed while the policy trains"
@@ -222,17 +222,12 @@ def shape_of(model) -> dict:
         return next((v for name in names if (v := getattr(config, name, None))), default)
 
     heads, hidden = config.num_attention_heads, config.hidden_size
-    return {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "vocabulary": config.vocab_size,
-        "layers": config.num_hidden_layers,
-        "hidden": hidden,
-        "feed_forward": first("intermediate_size", "n_inner", default=4 * hidden),
-        "kv_width": 2
-        * first("num_key_value_heads", default=heads)
-        * first("head_dim", default=hidden // heads),
-        "positions": first("max_position_embeddings", default=10**9),
-    }
+    width = first("head_dim", default=hidden // heads)
+    shape = {"parameters": sum(p.numel() for p in model.parameters()), "vocabulary": config.vocab_size}
+    shape |= {"layers": config.num_hidden_layers, "hidden": hidden}
+    shape["feed_forward"] = first("intermediate_size", "n_inner", default=4 * hidden)
+    shape["kv_width"] = 2 * first("num_key_value_heads", default=heads) * width
+    return shape | {"positions": first("max_position_embeddings", default=10**9)}
 
 
 def server_shortages(weights: int, install, device) -> list[str]:
@@ -258,20 +253,16 @@ def server_shortages(weights: int, install, device) -> list[str]:
 def memory_estimate(config, shape: dict, lengths: dict, device, vllm=None, own_sampler: bool = True) -> dict:
     """Bytes on the trainer's device, by part.
 
-    weights, gradients, optimizer: 1, 1 and 2 numbers per parameter in the weights' type (AdamW keeps two
-    moments).
+    weights, gradients, optimizer: 1, 1 and 2 numbers per parameter in the weights' type (AdamW's moments).
     activations: what a backward pass of one microbatch keeps, about 14 hidden + 4 feed-forward numbers per
-    token and layer (attention without its score matrix; with autocast in bfloat16, plus a copy of the weights
-    in it).
+        token and layer (attention without its score matrix; autocast adds a bfloat16 copy of the weights).
     logits: one chunk of positions in float32, with its gradient and softmax.
     cache: keys and values of the rollout batch, while sampling in process (up to 512 rows at once).
-    vllm: the server's share while it samples, where it lives on the policy's GPU (it sleeps while the policy
-    trains).
+    vllm: the server's share of the policy's GPU while it samples (it sleeps while the policy trains).
     server: its processes, cache and weights and the file they come by, where both live on the CPU.
     The last two ask which vLLM there is: ``vllm``, a `VLLMInstall` or None.
 
-    An upper bound: prompts that a microbatch's rows share are counted once per row, and scored once per
-    prompt.
+    An upper bound: prompts that a microbatch's rows share count once per row, but are scored once.
     """
     size = BYTES[config.dtype]
     compute = 2 if config.autocast else size
@@ -279,22 +270,16 @@ def memory_estimate(config, shape: dict, lengths: dict, device, vllm=None, own_s
     tokens = rows * (lengths["longest"] + config.max_tokens)
     parameters, layers, vocabulary = (shape[name] for name in ("parameters", "layers", "vocabulary"))
     numbers = 14 * shape["hidden"] + 4 * shape["feed_forward"]
-    memory = {
-        "weights": parameters * (size + (2 if config.autocast else 0)),
-        "gradients": parameters * size,
-        "optimizer": 2 * parameters * size,
-        "activations": tokens * layers * numbers * compute,
-        "logits": 3 * 4 * min(tokens * vocabulary, max(CHUNK_ELEMENTS, vocabulary)),
-        "cache": 0,
-    }
+    memory = {"weights": parameters * (size + (2 if config.autocast else 0)), "gradients": parameters * size}
+    memory |= {"optimizer": 2 * parameters * size, "activations": tokens * layers * numbers * compute}
+    memory |= {"logits": 3 * 4 * min(tokens * vocabulary, max(CHUNK_ELEMENTS, vocabulary)), "cache": 0}
     if config.sampler == "transformers" and own_sampler:
         own = min(512, config.rollout_batch_size) * config.max_tokens
         prompts = min(512, config.n_prompts) * lengths["longest"]
         memory["cache"] = int(1.5 * (own + prompts) * layers * shape["kv_width"] * size)
     elif vllm is not None and vllm.on_cpu and device.type == "cpu":
-        memory["server"] = int(
-            VLLM_CPU_BYTES + parameters * (compute + 2 * size)
-        )  # two files while one is replaced
+        files = 2 * size  # two while one is replaced
+        memory["server"] = int(VLLM_CPU_BYTES + parameters * (compute + files))
     elif vllm is not None and not vllm.on_cpu and place(device)[1]:
         memory["vllm"] = int(ONE_GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
     return memory
@@ -339,11 +324,8 @@ def token_estimate(config, lengths: dict) -> dict:
     n_evaluations = (config.n_steps // config.eval_every if config.eval_every else 0) + config.eval_at_start
     evaluated = config.n_val_final + max(n_evaluations - 1, 0) * config.n_val if config.n_val else 0
     rows = config.n_steps * config.rollout_batch_size
-    return {
-        "rollouts": rows * config.max_tokens,
-        "evaluations": evaluated * config.max_tokens,
-        "prompts": int((rows + evaluated) * lengths["mean"]),
-    }
+    generated = {"rollouts": rows * config.max_tokens, "evaluations": evaluated * config.max_tokens}
+    return generated | {"prompts": int((rows + evaluated) * lengths["mean"])}
 
 
 def time_estimate(parameters: int, tokens: dict, group_size: int, per_second: float) -> float:
@@ -353,21 +335,8 @@ def time_estimate(parameters: int, tokens: dict, group_size: int, per_second: fl
     return work * parameters / per_second
 
 
-def _check_run_dir(run_dir: str | None) -> None:
-    if run_dir is not None and (why := unusable_folder(run_dir)):
-        raise ValueError(f"run_dir: got {shown(run_dir)}, expected a folder to write to ({why})")
-
-
-def _nearest(path) -> Path:
-    """The folder, or the nearest one above it that is there."""
-    path = Path(path).expanduser().absolute()
-    return next(folder for folder in (path, *path.parents) if folder.is_dir())
-
-
 def _size(n: float) -> str:
-    return (
-        f"{n / GB:.0f} GB" if n >= 10 * GB else f"{n / GB:.1f} GB" if n >= 0.1 * GB else f"{n / 1e6:.0f} MB"
-    )
+    return f"{n / GB:.{0 if n >= 10 * GB else 1}f} GB" if n >= 0.1 * GB else f"{n / 1e6:.0f} MB"
 
 
 def _duration(s: float) -> str:

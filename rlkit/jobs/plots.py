@@ -5,8 +5,6 @@ it. The colours are Okabe and Ito's, which people with colour-blindness can tell
 white whatever the theme of the notebook, so that axes stay readable on a dark page.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 
@@ -19,28 +17,14 @@ from rlkit.jobs.tables import check_seeds
 from rlkit.support.stats import bands
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-STYLE = {
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-    "axes.facecolor": "white",
-    "figure.dpi": 100,
-    "figure.constrained_layout.use": True,
-    "font.size": 10,
-    "text.color": "black",
-    "axes.labelcolor": "black",
-    "xtick.color": "black",
-    "ytick.color": "black",
-    "axes.edgecolor": "0.3",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "0.9",
-    "axes.axisbelow": True,
-    "lines.linewidth": 1.6,
-    "axes.prop_cycle": plt.cycler(color=COLORS),
-    "legend.frameon": False,
-    "image.cmap": "cividis",
-}
+_WHITE = ("figure.facecolor", "savefig.facecolor", "axes.facecolor")
+_BLACK = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
+_ON = ("figure.constrained_layout.use", "axes.grid", "axes.axisbelow")
+_OFF = ("axes.spines.top", "axes.spines.right", "legend.frameon")
+STYLE = dict.fromkeys(_WHITE, "white") | dict.fromkeys(_BLACK, "black") | dict.fromkeys(_OFF, False)
+STYLE |= dict.fromkeys(_ON, True) | {"figure.dpi": 100, "font.size": 10, "lines.linewidth": 1.6}
+STYLE |= {"axes.edgecolor": "0.3", "grid.color": "0.9", "image.cmap": "cividis"}
+STYLE["axes.prop_cycle"] = plt.cycler(color=COLORS)
 
 CURVES = ("val_reward", "reward", "format_reward", "response_length", "token_entropy", "grad_norm")
 
@@ -60,12 +44,19 @@ def figure(rows: int = 1, columns: int = 1, width: float = 4.0, height: float = 
     return fig, list(axes.flat)
 
 
-def _label(metric: str) -> str:
-    return LABELS.get(metric, metric)
-
-
 def _table(run) -> pd.DataFrame:
     return run if isinstance(run, pd.DataFrame) else run.metrics
+
+
+def _panels(metrics: Sequence[str], columns: int, **size):
+    """(fig, an axis for each metric); the rest of the grid stays empty."""
+    columns = min(columns, len(metrics))
+    fig, axes = figure(-(-len(metrics) // columns), columns, **size)
+    for ax, metric in zip(axes, metrics):
+        ax.set(xlabel="step", ylabel=LABELS.get(metric, metric))
+    for ax in axes[len(metrics) :]:
+        ax.set_visible(False)
+    return fig, axes
 
 
 def curves(run, metrics: Sequence[str] = CURVES) -> Figure:
@@ -76,39 +67,33 @@ def curves(run, metrics: Sequence[str] = CURVES) -> Figure:
     values in pale.
     """
     table = _table(run).set_index("step")
-    shown = [metric for metric in metrics if metric in table and table[metric].notna().any()]
-    if not shown:
+    logged = [metric for metric in metrics if metric in table and table[metric].notna().any()]
+    if not logged:
         raise ValueError(f"metrics: got {list(metrics)}, expected some of {', '.join(table.columns)}")
-    columns = min(3, len(shown))
-    fig, axes = figure(-(-len(shown) // columns), columns)
-    for ax, metric in zip(axes, shown):
+    fig, axes = _panels(logged, 3)
+    for ax, metric in zip(axes, logged):
         series = table[metric].dropna()
-        if metric.startswith("val_"):
-            ax.plot(series.index, series, marker="o", markersize=4)
-            if f"{metric}_se" in table:
-                half = 1.96 * table[f"{metric}_se"].reindex(series.index)
-                ax.fill_between(series.index, series - half, series + half, alpha=0.2, linewidth=0)
-        else:
+        if not metric.startswith("val_"):
             ax.plot(series.index, series, alpha=0.3)
             ax.plot(series.index, series.rolling(9, min_periods=1, center=True).mean(), color=COLORS[0])
-        ax.set(xlabel="step", ylabel=_label(metric))
-    for ax in axes[len(shown) :]:
-        ax.set_visible(False)
+            continue
+        ax.plot(series.index, series, marker="o", markersize=4)
+        if f"{metric}_se" in table:
+            half = 1.96 * table[f"{metric}_se"].reindex(series.index)
+            ax.fill_between(series.index, series - half, series + half, alpha=0.2, linewidth=0)
     return fig
 
 
 def seeds(groups: Mapping[str, Sequence], metrics: str | Sequence[str] = "val_reward") -> Figure:
-    """Several algorithms, several seeds each: every seed a thin line, the mean thick, its 95 % interval a
-    band.
+    """Several algorithms, several seeds each: a thin line per seed, the mean thick, its 95 % interval a band.
 
     groups: name -> runs (or metrics tables). The band is Student's interval of the mean over the seeds, at
-    the steps that every seed has; with one seed there is none, and the legend says so. ValueError for two
+    the steps that every seed has; with one seed there is none, and the legend notes it. ValueError for two
     runs of one seed.
     """
     check_seeds(groups)
     metrics = [metrics] if isinstance(metrics, str) else list(metrics)
-    columns = min(2, len(metrics))
-    fig, axes = figure(-(-len(metrics) // columns), columns, width=5.0, height=3.4)
+    fig, axes = _panels(metrics, 2, width=5.0, height=3.4)
     for ax, metric in zip(axes, metrics):
         for i, (name, runs) in enumerate(groups.items()):
             color, n = COLORS[i % len(COLORS)], len(runs)
@@ -121,8 +106,5 @@ def seeds(groups: Mapping[str, Sequence], metrics: str | Sequence[str] = "val_re
             ax.plot(band.index, band["mean"], color=color, linewidth=2, label=label)
             if n > 1:
                 ax.fill_between(band.index, band.low, band.high, color=color, alpha=0.15, linewidth=0)
-        ax.set(xlabel="step", ylabel=_label(metric))
-    for ax in axes[len(metrics) :]:
-        ax.set_visible(False)
     axes[0].legend()
     return fig

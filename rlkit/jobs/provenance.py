@@ -1,7 +1,5 @@
 """Where, when and with what a run was made: what config.json says besides the parameters."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

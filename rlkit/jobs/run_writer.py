@@ -5,8 +5,6 @@ So after a kill at any moment the last checkpoint is good, and what was logged a
 run goes on.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import shutil
@@ -168,15 +166,13 @@ def run_record(config, algorithm) -> dict:
 
 
 def _check_same(recorded: dict, wanted: dict, path: Path) -> None:
-    differing = [
-        f"{name} (there {recorded[name]!r}, now {value!r})"
-        for name, value in wanted.items()
-        if name in recorded and name not in _MAY_CHANGE | {"provenance"} and recorded[name] != value
-    ]
+    fixed = [name for name in wanted if name in recorded and name not in _MAY_CHANGE | {"provenance"}]
+    other = [name for name in fixed if recorded[name] != wanted[name]]
     what = f"the run in {str(path)!r} was made"
-    if differing:
+    if other:
+        values = ", ".join(f"{name} (there {recorded[name]!r}, now {wanted[name]!r})" for name in other)
         expected = "expected the same ones, or a new run_dir"
-        raise ValueError(f"resume: {what} with other values: {', '.join(differing)}; {expected}")
+        raise ValueError(f"resume: {what} with other values: {values}; {expected}")
     there, now = recorded["n_steps"], wanted["n_steps"]
     if now < there:
         raise ValueError(f"n_steps: got {now}, but {what} for {there}; expected at least that")

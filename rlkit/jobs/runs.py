@@ -7,8 +7,6 @@ checkpoints/      step-000010/state.pt: weights, optimizer, step; the last two, 
 model/            the final weights and tokenizer, for ``load_model`` and for transformers
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Where metrics go besides the run's folder: W&B, TensorBoard or trackio, each imported when asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Warnings while a run trains: no learning signal, identical responses, sampler and trainer that disagree."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 EMPTY_STEPS = 20  # steps in a row without a mixed group before a warning

@@ -1,8 +1,8 @@
 """Supplement: Direct Preference Optimization (Rafailov et al., 2023, 2305.18290), one pair at a time."""
 
-from __future__ import annotations
-
+import math
 import random
+import re
 from dataclasses import dataclass
 
 import torch
@@ -25,8 +25,7 @@ class Preference:
 
 
 def load_hh(path) -> list[Preference]:
-    """Single-turn comparisons from a file of Anthropic's HH data (jsonl or jsonl.gz; dialogues "chosen",
-    "rejected").
+    """Single-turn comparisons from a file of Anthropic's HH data (.jsonl, .jsonl.gz: "chosen", "rejected").
 
     Dialogues with more than one human turn, or whose first turns differ, are left out: there the two answers
     do not reply to the same instruction.
@@ -40,26 +39,21 @@ def load_hh(path) -> list[Preference]:
 
 
 def single_turn(dialogue: str) -> tuple[str, str] | None:
-    """(instruction, answer) of a dialogue "\\n\\nHuman: ...\\n\\nAssistant: ...", or None if it has more turns."""
-    if dialogue.count("\n\nHuman: ") != 1 or dialogue.count("\n\nAssistant: ") != 1:
+    """(instruction, answer) of a dialogue of one human and one assistant turn; None if it has others."""
+    if [dialogue.count(f"\n\n{who}: ") for who in ("Human", "Assistant")] != [1, 1]:
         return None
-    human, answer = dialogue.split("\n\nAssistant: ")
-    if not human.startswith("\n\nHuman: "):
-        return None
-    return human.removeprefix("\n\nHuman: ").strip(), answer.strip()
+    turns = re.fullmatch(r"\n\nHuman: (.*)\n\nAssistant: (.*)", dialogue, re.DOTALL)
+    return (turns[1].strip(), turns[2].strip()) if turns else None
 
 
 def response_log_prob(model, tokenizer, instruction: str, response: str) -> torch.Tensor:
-    """log pi(response + end of text | Alpaca prompt): a float32 scalar, the sum over the response's tokens, in nats."""
+    """log pi(response + end of text | Alpaca prompt): a float32 scalar, the sum over its tokens, in nats."""
     ids = tokenizer(response, add_special_tokens=False, verbose=False)["input_ids"] + [tokenizer.eos_token_id]
-    batch = tokenize_prompt_and_output(
-        [alpaca_prompt(instruction)], [response], tokenizer, output_token_ids=[ids]
-    )
+    prompts = [alpaca_prompt(instruction)]
+    batch = tokenize_prompt_and_output(prompts, [response], tokenizer, output_token_ids=[ids])
     device = next(model.parameters()).device
-    log_probs = get_response_log_probs(model, batch["input_ids"].to(device), batch["labels"].to(device))[
-        "log_probs"
-    ]
-    return log_probs[batch["response_mask"].to(device)].sum()
+    inputs, labels, mask = (batch[name].to(device) for name in ("input_ids", "labels", "response_mask"))
+    return get_response_log_probs(model, inputs, labels)["log_probs"][mask].sum()
 
 
 def dpo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta: float) -> torch.Tensor:
@@ -76,28 +70,26 @@ def dpo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta: flo
 def compute_per_instance_dpo_loss(
     lm, lm_ref, tokenizer, beta: float, prompt: str, response_chosen: str, response_rejected: str
 ) -> torch.Tensor:
-    """DPO's loss on one comparison: Alpaca prompt, each response ended by the end-of-text token; a float32
-    scalar.
+    """DPO's loss, a float32 scalar, on one comparison: Alpaca prompt, responses with the end-of-text token.
 
     No gradient reaches ``lm_ref``; the result lies on ``lm``'s device.
     """
+    responses = (response_chosen, response_rejected)
     with torch.no_grad():
-        ref = [response_log_prob(lm_ref, tokenizer, prompt, y) for y in (response_chosen, response_rejected)]
-    policy = [response_log_prob(lm, tokenizer, prompt, y) for y in (response_chosen, response_rejected)]
-    ref = [value.to(policy[0].device) for value in ref]
-    return dpo_loss(policy[0], policy[1], ref[0], ref[1], beta)
+        ref = [response_log_prob(lm_ref, tokenizer, prompt, y) for y in responses]
+    policy = [response_log_prob(lm, tokenizer, prompt, y) for y in responses]
+    return dpo_loss(*policy, *(value.to(policy[0].device) for value in ref), beta)
 
 
 @torch.no_grad()
 def preference_accuracy(lm, lm_ref, tokenizer, pairs) -> float:
-    """Share of pairs whose implicit reward, log pi - log pi_ref, is higher for the chosen answer; in [0, 1]."""
+    """Share of pairs whose implicit reward, log pi - log pi_ref, is higher for the chosen answer."""
 
     def reward(pair, response):
-        return response_log_prob(lm, tokenizer, pair.instruction, response) - response_log_prob(
-            lm_ref, tokenizer, pair.instruction, response
-        ).to(next(lm.parameters()).device)
+        policy, ref = (response_log_prob(m, tokenizer, pair.instruction, response) for m in (lm, lm_ref))
+        return (policy - ref.to(policy.device)).item()
 
-    return sum((reward(p, p.chosen) > reward(p, p.rejected)).item() for p in pairs) / len(pairs)
+    return sum(reward(p, p.chosen) > reward(p, p.rejected) for p in pairs) / len(pairs)
 
 
 def dpo_train(
@@ -128,24 +120,17 @@ def dpo_train(
         for epoch in range(n_epochs):
             order = random.Random(seed + epoch).sample(pairs, len(pairs))
             for start in range(0, len(order), batch_size):
-                batch = order[start : start + batch_size]
-                losses = []
+                batch, losses = order[start : start + batch_size], []
                 for pair in batch:
-                    loss = compute_per_instance_dpo_loss(
-                        lm, lm_ref, tokenizer, beta, pair.instruction, pair.chosen, pair.rejected
-                    )
+                    compared = (pair.instruction, pair.chosen, pair.rejected)
+                    loss = compute_per_instance_dpo_loss(lm, lm_ref, tokenizer, beta, *compared)
                     (loss / len(batch)).backward()
                     losses.append(loss.item())
                 norm = torch.nn.utils.clip_grad_norm_(lm.parameters(), max_grad_norm).item()
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-                log.append(
-                    {
-                        "step": len(log) + 1,
-                        "loss": sum(losses) / len(losses),
-                        "accuracy": sum(x < 0.6931471805599453 for x in losses) / len(losses),
-                        "grad_norm": norm,
-                    }
-                )
+                accuracy = sum(x < math.log(2) for x in losses) / len(losses)  # log 2: no preference
+                row = {"step": len(log) + 1, "loss": sum(losses) / len(losses)}
+                log.append(row | {"accuracy": accuracy, "grad_norm": norm})
                 bar.update(1)
     return log

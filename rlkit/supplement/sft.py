@@ -1,7 +1,6 @@
 """Supplement: instruction tuning. Packed documents, the training loop, and parsers for two benchmarks."""
 
-from __future__ import annotations
-
+import math
 import re
 
 import torch
@@ -28,9 +27,8 @@ def load_instructions(path) -> list[tuple[str, str]]:
     pairs = []
     for number, row in enumerate(read_jsonl(path), 1):
         if "prompt" not in row or "response" not in row:
-            raise ValueError(
-                f"path: line {number} of {path} has keys {sorted(row)}, expected 'prompt' and 'response'"
-            )
+            expected = "expected 'prompt' and 'response'"
+            raise ValueError(f"path: line {number} of {path} has keys {sorted(row)}, {expected}")
         pairs.append((row["prompt"], row["response"]))
     return pairs
 
@@ -64,9 +62,8 @@ class PackedSFTDataset(Dataset):
         stream = []
         for instruction, response in documents:
             text = alpaca_prompt(instruction) + response
-            stream += tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] + [
-                tokenizer.eos_token_id
-            ]
+            ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            stream += [*ids, tokenizer.eos_token_id]
         n_chunks = max(len(stream) - 1, 0) // seq_length
         tokens = torch.tensor(stream[: n_chunks * seq_length + 1], dtype=torch.long)
         self.input_ids = tokens[:-1].reshape(n_chunks, seq_length)
@@ -83,9 +80,8 @@ def iterate_batches(dataset, batch_size: int, shuffle: bool = False, seed: int =
     """One pass over the dataset in batches, the last one possibly smaller; seeded."""
     if batch_size < 1:
         raise ValueError(f"batch_size: got {batch_size}, expected at least 1")
-    return DataLoader(
-        dataset, batch_size=batch_size, shuffle=shuffle, generator=torch.Generator().manual_seed(seed)
-    )
+    generator = torch.Generator().manual_seed(seed)
+    return DataLoader(dataset, batch_size=batch_size, shuffle=shuffle, generator=generator)
 
 
 def sft_loss(model, input_ids, labels) -> torch.Tensor:
@@ -123,18 +119,16 @@ def sft_train(
     with progress(total=n_steps, desc="SFT") as bar:
         for epoch in range(n_epochs):
             for batch in iterate_batches(dataset, batch_size, shuffle=True, seed=seed + epoch):
-                rows = len(batch["input_ids"])
+                rows, loss = len(batch["input_ids"]), 0.0
                 size = microbatch_size or rows
-                loss = 0.0
                 for start in range(0, rows, size):
                     part = {k: v[start : start + size].to(device) for k, v in batch.items()}
                     part_loss = sft_loss(model, **part) * (len(part["input_ids"]) / rows)
                     part_loss.backward()
                     loss += part_loss.item()
                 norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()
-                log.append(
-                    {"step": len(log) + 1, "loss": loss, "grad_norm": norm, "lr": schedule.get_last_lr()[0]}
-                )
+                row = {"step": len(log) + 1, "loss": loss, "grad_norm": norm}
+                log.append(row | {"lr": schedule.get_last_lr()[0]})
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad(set_to_none=True)
@@ -147,10 +141,8 @@ def warmup_then_cosine(n_steps: int, warmup_share: float):
     warmup = max(1, round(n_steps * warmup_share))
 
     def factor(step):
-        if step < warmup:
-            return (step + 1) / warmup
-        done = (step - warmup) / max(1, n_steps - warmup)
-        return 0.5 * (1 + torch.cos(torch.tensor(torch.pi * min(done, 1.0))).item())
+        done = min((step - warmup) / max(1, n_steps - warmup), 1.0)
+        return (step + 1) / warmup if step < warmup else 0.5 * (1 + math.cos(math.pi * done))
 
     return factor
 

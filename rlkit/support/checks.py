@@ -1,7 +1,5 @@
 """Helpers for checks of arguments: values in error messages, names close to a wrong one, numbers, paths."""
 
-from __future__ import annotations
-
 import glob
 import os
 from collections.abc import Iterable

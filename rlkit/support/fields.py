@@ -4,21 +4,20 @@ Papermill passes what it cannot read (``1e-5`` from YAML, ``true``, ``null``) as
 and checks types and bounds; this module refuses text that had to be guessed at, and makes the error lines.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, get_args, get_origin
+from contextlib import contextmanager
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from rlkit.support.checks import hint, shown, unusable_path
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
-_NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_NOUNS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text"}
+_SIGNS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 _OUT_OF_RANGE = ("finite_number", "greater_than", "greater_than_equal", "less_than", "less_than_equal")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
@@ -44,8 +43,9 @@ def _usable(value: str):
     return value
 
 
-Whole = Annotated[int, BeforeValidator(_plain_number)]
-Real = Annotated[float, BeforeValidator(_plain_number)]
+PLAIN = BeforeValidator(_plain_number)  # behind the bounds of a number: Annotated[int, Interval(ge=1), PLAIN]
+Whole = Annotated[int, PLAIN]
+Real = Annotated[float, PLAIN]
 Text = Annotated[str, BeforeValidator(_path_as_text), AfterValidator(_usable)]
 
 
@@ -71,26 +71,24 @@ class Checked(type):
 
 def unknown(cls, name: str, known=()) -> str:
     """The line for a name that is not a field of this class (or not one of ``known``)."""
-    return f"{name}: " + getattr(cls, "elsewhere", {}).get(
-        name, f"unknown parameter{hint(name, known or cls.__dataclass_fields__)}"
-    )
+    line = f"unknown parameter{hint(name, known or cls.__dataclass_fields__)}"
+    return f"{name}: {getattr(cls, 'elsewhere', {}).get(name, line)}"
 
 
-def _anatomy(field) -> tuple[type, list, str]:
-    """(int, float, bool or str; what stands beside it, such as bounds; " or None" where that is allowed)."""
-    inner, beside, none = field.annotation, list(field.metadata), ""
-    if type(None) in get_args(inner):
-        inner, none = get_args(inner)[0], " or None"
-    if get_origin(inner) is Annotated:
-        inner, *inside = get_args(inner)
-        beside += inside
-    return (inner if inner in _NOUNS else str), beside, none
+def schema_of(cls, name: str) -> tuple[dict, str]:
+    """(the field's JSON schema: type, bounds, enum; " or None" where that is allowed)."""
+    field = TypeAdapter(cls).json_schema()["properties"][name]
+    kinds = field.get("anyOf", [field])
+    return kinds[0], " or None" if {"type": "null"} in kinds else ""
 
 
-def type_name(field) -> str:
-    """ "int", "int | None", ...; a Literal of texts is "str"."""
-    kind, _, none = _anatomy(field)
-    return kind.__name__ + none.replace("or", "|")
+@contextmanager
+def collected(errors: list[str]):
+    """A ValueError inside becomes a line of ``errors``."""
+    try:
+        yield
+    except ValueError as error:
+        errors.append(str(error))
 
 
 def given(values: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
@@ -110,21 +108,15 @@ def _line(cls, error: Mapping, values: Mapping) -> str:
         return unknown(cls, name)
     if kind == "value_error":  # a check of ours
         return f"{name}: {error['ctx']['error']}"
-    if kind == "missing":
-        return f"{name}: got nothing, expected a value"
-    if kind == "literal_error":
-        names = re.findall(r"'([^']+)'", error["ctx"]["expected"])
+    schema, none = schema_of(cls, name)
+    if names := schema.get("enum"):
         return f"{name}: got {shown(got)}, expected one of {', '.join(names)}{hint(str(got), names)}"
-    plain, beside, none = _anatomy(cls.__pydantic_fields__[name])
-    noun, bounds = (
-        _NOUNS[plain],
-        [(sign, getattr(m, op, None)) for m in beside for op, sign in _SIGNS.items()],
-    )
-    signs = [f"{sign} {b:{',' if isinstance(b, int) else 'g'}}" for sign, b in bounds if b is not None]
-    expected = " ".join([noun, *" and ".join(signs).split()]) + none
+    noun = _NOUNS[schema["type"]]
     if got is None or kind in _OUT_OF_RANGE or (noun == "a number" and type(got) is int):
-        return f"{name}: got {shown(got)}, expected {expected}"
+        bounds = [(sign, schema[key]) for key, sign in _SIGNS.items() if key in schema]
+        limits = " and ".join(f"{sign} {b:{',' if isinstance(b, int) else 'g'}}" for sign, b in bounds)
+        return f"{name}: got {shown(got)}, expected {f'{noun} {limits}'.strip()}{none}"
     if noun == "text":
-        typed = f"{name}: {shown(got)} is a {type(got).__name__}"
-        return f"{typed}, expected text (papermill's -r passes a value as text)"
+        noun += " (papermill's -r passes a value as text)"
+        return f"{name}: {shown(got)} is a {type(got).__name__}, expected {noun}"
     return f"{name}: {shown(got)} is not {noun}"

@@ -1,7 +1,5 @@
 """Reading JSONL, and writing files and folders so that a kill at any moment leaves a whole one or none."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

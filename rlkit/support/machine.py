@@ -1,7 +1,5 @@
 """Memory of this machine, or of the container that the process runs in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import psutil

@@ -1,7 +1,5 @@
 """Any Hugging Face causal language model with its tokenizer, ready to be sampled from and trained."""
 
-from __future__ import annotations
-
 import os
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -14,24 +12,18 @@ from transformers.utils import logging as transformers_logging
 from rlkit.support.checks import first_line, missing_folder, shown, unusable_path
 
 
-def load_model(
-    name_or_path: str = "laptop",
-    dtype: str = "float32",
-    device: str | None = None,
-    attn_implementation: str | None = None,
-):
+def load_model(name_or_path="laptop", dtype="float32", device=None, attn_implementation=None):
     """(model, tokenizer), the model in eval mode on its device.
 
     name_or_path: "laptop" (the model that ships with rlkit), a folder or a hub id.
     dtype: the weights' type, "float32" or "bfloat16" (any torch dtype name).
     device: None is the first CUDA GPU if there is one, else the CPU.
-    attn_implementation: "flash_attention_2", "sdpa", "eager"; None is "sdpa". FlashAttention-2 falls back to
-        SDPA, with one printed line, where flash-attn is not installed, the device cannot or the weights are
-        float32.
+    attn_implementation: "flash_attention_2", "sdpa", "eager"; None is "sdpa". FlashAttention-2 becomes SDPA,
+        with one printed line, where flash-attn, the device or the type of the weights does not allow it.
 
-    Eval mode is on purpose: dropout between sampling and scoring would make the on-policy ratio differ from
-    1. The tokenizer pads on the right, with its end-of-text token if it has no pad token (padding is masked
-    by position, never by id, so the two may be the same). Raises ValueError for a model that is not there.
+    Eval mode is on purpose: dropout would make the on-policy ratio differ from 1. The tokenizer pads on the
+    right, with its end-of-text token if it has no pad token (padding is masked by position, never by id).
+    Raises ValueError for a model that is not there.
     """
     path = model_location(name_or_path)
     torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype

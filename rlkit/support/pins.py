@@ -1,7 +1,5 @@
 """The versions this package asks for, by its own metadata, and those that are installed."""
 
-from __future__ import annotations
-
 import re
 from importlib.metadata import PackageNotFoundError, requires, version
 

@@ -7,8 +7,6 @@ and leaves nothing behind. A notebook that is executed from a terminal (papermil
 since its output cannot be seen yet. Where nobody watches (a log file, a test) nothing is written.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import sys
@@ -30,29 +28,26 @@ def in_notebook() -> bool:
 
 def _terminal() -> int | None:
     """File descriptor of the terminal that this kernel was started from, unless a Jupyter server did it."""
-    descriptor = getattr(
-        sys.stderr, "_original_stdstream_copy", None
-    )  # from before ipykernel took stderr over
-    started_by_server = "JPY_SESSION_NAME" in os.environ
-    return descriptor if descriptor is not None and not started_by_server and os.isatty(descriptor) else None
+    stderr = getattr(sys.stderr, "_original_stdstream_copy", None)  # from before ipykernel took it over
+    by_server = "JPY_SESSION_NAME" in os.environ
+    return stderr if stderr is not None and not by_server and os.isatty(stderr) else None
 
 
 class _NotebookBar(tqdm):
     """A tqdm bar drawn into one display output; bars opened inside it are further lines of that output."""
 
-    open_bars: list[_NotebookBar] = []
+    open_bars: list["_NotebookBar"] = []
 
     def __init__(self, *args, desc=None, **kwargs):
         self.output, self.terminal = None, _terminal()
         if not kwargs.get("disable"):
             self.open_bars.append(self)
-        super().__init__(
-            *args, desc=f"{desc}: " if desc else "", file=io.StringIO(), mininterval=0.5, **kwargs
-        )
+        kwargs |= {"desc": f"{desc}: " if desc else "", "file": io.StringIO(), "mininterval": 0.5}
+        super().__init__(*args, **kwargs)
 
     def display(self, msg=None, pos=None):
         top = self.open_bars[0] if self.open_bars else self
-        text = {"text/plain": "\n".join(str(bar) for bar in self.open_bars) or str(self)}
+        text = {"text/plain": "\n".join(map(str, self.open_bars)) or str(self)}
         if top.output is None:
             from IPython.display import display
 
@@ -60,11 +55,8 @@ class _NotebookBar(tqdm):
         else:
             top.output.update(text, raw=True)
         if self.terminal is not None:
-            line = (
-                " | ".join(str(bar) for bar in self.open_bars)
-                if self.bar_format in (_LIVE, _LIVE_OPEN)
-                else ""
-            )
+            live = self.bar_format in (_LIVE, _LIVE_OPEN)
+            line = " | ".join(map(str, self.open_bars)) if live else ""
             width = os.get_terminal_size(self.terminal).columns or 80
             os.write(self.terminal, f"\r\x1b[K{line[: width - 1]}".encode())
 
@@ -85,28 +77,17 @@ class _NotebookBar(tqdm):
         super().close()
 
 
-def progress(
-    iterable: Iterable | None = None,
-    *,
-    total: int | None = None,
-    desc: str | None = None,
-    disable: bool | None = None,
-    **kwargs,
-) -> tqdm:
+def progress(iterable: Iterable | None = None, *, total=None, desc=None, disable=None, **kwargs) -> tqdm:
     """A tqdm bar over ``iterable``, or over ``total`` calls of ``update`` where it is None.
 
-    desc: what is going on, one word or two. disable: None decides by itself (off where neither a notebook nor
-    a terminal is watching), True is off. Other keywords go to tqdm. The object is tqdm's: iterate over it,
-    use it in a ``with``, call ``update(n)``, ``set_postfix(name=value)``, ``close()``.
+    total: a number or None. desc: what is going on, one word or two. disable: True is off; None is off where
+    neither a notebook nor a terminal is watching. Other keywords go to tqdm. The object is tqdm's: iterate
+    over it, use it in a ``with``, call ``update(n)``, ``set_postfix(name=value)``, ``close()``.
     """
-    if in_notebook():
-        total = len(iterable) if total is None and hasattr(iterable, "__len__") else total
-        return _NotebookBar(
-            iterable,
-            total=total,
-            desc=desc,
-            disable=bool(disable),
-            bar_format=_LIVE if total else _LIVE_OPEN,
-            **kwargs,
-        )
-    return tqdm(iterable, total=total, desc=desc, disable=disable, dynamic_ncols=True, **kwargs)
+    kwargs |= {"total": total, "desc": desc}
+    if not in_notebook():
+        return tqdm(iterable, disable=disable, dynamic_ncols=True, **kwargs)
+    if total is None and hasattr(iterable, "__len__"):
+        kwargs["total"] = len(iterable)
+    live = _LIVE if kwargs["total"] else _LIVE_OPEN
+    return _NotebookBar(iterable, disable=bool(disable), bar_format=live, **kwargs)

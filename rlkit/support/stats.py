@@ -1,7 +1,5 @@
 """Small statistics: chances with their uncertainty, and the spread over seeds."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

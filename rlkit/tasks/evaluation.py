@@ -1,7 +1,5 @@
 """How good is a model at a set of problems: accuracy with its standard error, and what stands behind it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import pandas as pd

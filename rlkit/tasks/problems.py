@@ -1,7 +1,5 @@
 """Where questions come from: GSM8K (a hub id or a folder of jsonl), or the laptop's generated problems."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,9 +93,7 @@ def _rows_from_hub(hub_id: str, name: str) -> list:
         raise ValueError(f"{hub_id!r} is not a folder here, and {needs}") from error
     try:
         return list(load_dataset(hub_id, "main", split=name))
-    except (
-        Exception
-    ) as error:  # not there, no network, a broken file: every layer below has errors of its own
+    except Exception as error:  # not there, no network, a broken file: each layer has errors of its own
         expected = "expected 'laptop', a folder or the hub id of GSM8K"
         raise ValueError(f"could not load {hub_id!r} ({first_line(error)}); {expected}") from error
 

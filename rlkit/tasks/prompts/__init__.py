@@ -4,8 +4,6 @@ A prompt file is plain text with ``{question}`` where the question goes. One lin
 file (which editors add) is not part of the prompt.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +42,7 @@ class Prompt:
             raise ValueError(f"reward: got {self.reward!r}, expected one of {REWARDS}")
 
     def fill(self, question: str) -> str:
-        """The template with ``question`` in it; braces and ``{question}`` in the question stay as they are."""
+        """The template with ``question`` in it, whose own braces and ``{question}`` stay as they are."""
         if not isinstance(question, str):
             raise ValueError(f"question: got {type(question).__name__} {question!r}, expected a str")
         parts = self.template.split(SLOT)
