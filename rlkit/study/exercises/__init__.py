@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import import_module
 
 import pandas as pd
 
 from rlkit.study.exercises.core import EXERCISES, Exercise, Mistake, OpenExercise, Result, exercise
+from rlkit.support.checks import hint as close_name
 
 for _module in ("prompts", "scoring", "advantages", "losses", "steps", "derived", "supplement"):
     import_module(f"rlkit.study.exercises.{_module}")
@@ -47,12 +47,8 @@ __all__ = [
 def get_exercise(name: str) -> Exercise:
     if name in EXERCISES:
         return EXERCISES[name]
-    close = get_close_matches(str(name), EXERCISES, n=1)
-    raise ValueError(
-        f"exercise: got {name!r}; "
-        + (f"did you mean {close[0]!r}? " if close else "")
-        + f"expected one of the {len(EXERCISES)} names in check.summary()"
-    )
+    known = f"expected one of the {len(EXERCISES)} names in check.summary()"
+    raise ValueError(f"exercise: got {name!r}{close_name(name, EXERCISES)}; {known}")
 
 
 class _Check:

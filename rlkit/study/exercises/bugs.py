@@ -14,12 +14,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 import torch
 
 from rlkit.losses import aggregate_loss_across_microbatch
 from rlkit.study.exercises.core import OpenExercise
+from rlkit.support.checks import hint
 
 
 @dataclass(frozen=True)
@@ -407,12 +407,7 @@ BUGS = _table(
 def get_bug(name: str) -> Bug:
     if name in BUGS:
         return BUGS[name]
-    close = get_close_matches(str(name), BUGS, n=1)
-    raise ValueError(
-        f"bug: got {name!r}; "
-        + (f"did you mean {close[0]!r}? " if close else "")
-        + f"expected one of {', '.join(BUGS)}"
-    )
+    raise ValueError(f"bug: got {name!r}{hint(name, BUGS)}; expected one of {', '.join(BUGS)}")
 
 
 def symptom(name: str, mine: Callable | None = None):

@@ -16,12 +16,15 @@ clause: the reader sees it after "This is what a known mistake gives –".
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import math
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
+from operator import attrgetter
 
 import sympy as sp
 import torch
@@ -63,9 +66,10 @@ class Exercise:
     notebook: str  # "02" to "08"
     reference: Callable
     cases: Callable[[], list[tuple[str, tuple]]]
-    reveals: tuple[str, ...]  # "module:name" of the library's own code
+    reveals: tuple[str, ...]  # "module:name" of the library's code that does the work, see ``source_of``
     solution: Callable  # the library's function with the reader's signature
     hints: tuple[str, ...] = ()
+    door: str = ""  # "module:name" of the public function that calls what ``reveals`` names
     observe: Callable | None = None  # observe(attempt, *arguments) -> plain value; None: call it
     symbols: tuple[str, ...] = ()  # for an exercise whose answer may be a sympy expression
     axes: tuple[str, ...] = ("row", "token")
@@ -171,15 +175,25 @@ class Exercise:
         return partial or besides
 
     def source(self) -> str:
-        """The library's own source for this exercise."""
-        parts = []
-        for path in self.reveals:
-            module, _, name = path.partition(":")
-            home = import_module(module)
-            for attribute in name.split("."):
-                home = getattr(home, attribute)
-            parts.append(f"# {module}\n{inspect.getsource(inspect.unwrap(home))}")
-        return "\n".join(parts)
+        """The library's own source for this exercise, and the public function that calls it."""
+        parts = [source_of(path) for path in self.reveals]
+        parts += [f"# called by {self.door.replace(':', '.')}"] if self.door else []
+        return "\n\n".join(parts)
+
+
+def source_of(path: str) -> str:
+    """The source of "module:name" under a line that says where it stands.
+
+    "module:name:for row in" is the first statement inside that function which starts with these words.
+    """
+    module, name, *start = path.split(":", 2)
+    source = inspect.getsource(inspect.unwrap(attrgetter(name)(import_module(module))))
+    source, inside = textwrap.dedent(source).rstrip(), name.rpartition(".")[0]
+    if start:
+        statements = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt))
+        texts = (ast.get_source_segment(source, node, padded=True) for node in statements)
+        source, inside = next(text for text in texts if text.lstrip().startswith(start[0])), name
+    return f"# {module}{inside and f', in {inside}'}\n{textwrap.dedent(source)}"
 
 
 EXERCISES: dict[str, Exercise] = {}

@@ -7,6 +7,7 @@ import math
 import torch
 
 from rlkit.losses import clip_statistics, compute_policy_gradient_loss
+from rlkit.losses import loss_grpo as library_loss_grpo
 from rlkit.study.exercises.core import exercise, normal, tensor
 
 
@@ -76,7 +77,8 @@ def _loss(method):
     minutes=5,
     problem="compute_policy_gradient_loss_on_policy",
     notebook="03",
-    reveals="rlkit.losses:compute_policy_gradient_loss",
+    reveals="rlkit.losses:loss_none",
+    door="rlkit.losses:compute_policy_gradient_loss",
     observe=loss_and_gradient,
     cases=_on_policy_cases,
     solution=_loss("none"),
@@ -117,7 +119,8 @@ def _w(l, old):
     minutes=10,
     problem="compute_policy_gradient_loss_off_policy",
     notebook="06",
-    reveals=("rlkit.losses:compute_policy_gradient_loss", "rlkit.losses:importance_ratio"),
+    reveals=("rlkit.losses:token_ratio", "rlkit.losses:loss_noclip"),
+    door="rlkit.losses:compute_policy_gradient_loss",
     observe=loss_and_gradient,
     cases=_ratio_cases,
     solution=_loss("noclip"),
@@ -168,7 +171,8 @@ def _ppo_term(a, l, o, eps):
     minutes=15,
     problem="compute_policy_gradient_loss_off_policy",
     notebook="06",
-    reveals="rlkit.losses:compute_policy_gradient_loss",
+    reveals=("rlkit.losses:token_ratio", "rlkit.losses:loss_grpo"),
+    door="rlkit.losses:compute_policy_gradient_loss",
     observe=loss_and_gradient,
     cases=lambda: _ratio_cases(0.2),
     solution=_loss("grpo"),
@@ -246,7 +250,8 @@ def _gspo_cases():
     minutes=20,
     problem="compute_policy_gradient_loss_off_policy_gspo",
     notebook="06",
-    reveals=("rlkit.losses:compute_policy_gradient_loss", "rlkit.losses:importance_ratio"),
+    reveals=("rlkit.losses:sequence_ratio", "rlkit.losses:loss_gspo"),
+    door="rlkit.losses:compute_policy_gradient_loss",
     observe=loss_and_gradient,
     cases=_gspo_cases,
     solution=_loss("gspo"),
@@ -320,7 +325,8 @@ loss_gspo.mistake("the result is one number per row and not spread over its toke
     minutes=15,
     problem="compute_policy_gradient_loss_off_policy",
     notebook="06",
-    reveals="rlkit.losses:compute_policy_gradient_loss",
+    reveals=("rlkit.losses:token_ratio", "rlkit.losses:loss_cispo"),
+    door="rlkit.losses:compute_policy_gradient_loss",
     observe=loss_and_gradient,
     cases=lambda: _ratio_cases(0.2),
     solution=_loss("cispo"),
@@ -383,9 +389,12 @@ def _clip_fraction_cases():
     problem="compute_policy_gradient_loss_off_policy",
     notebook="06",
     reveals="rlkit.losses:clip_statistics",
+    door="rlkit.losses:compute_policy_gradient_loss",
     axes=(),
     cases=_clip_fraction_cases,
-    solution=lambda a, w, e, m: clip_statistics("grpo", a.reshape(-1, 1), w, e, m)["clip_fraction"],
+    solution=lambda a, w, e, m: clip_statistics(library_loss_grpo, a.reshape(-1, 1), w, e, m)[
+        "clip_fraction"
+    ],
     hints=(
         "Clipping binds where the gradient is lost. For A > 0 that is one side, for A < 0 the other.",
         "Count clipped response tokens of the whole batch, then divide once by the number of response "
