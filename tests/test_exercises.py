@@ -1,4 +1,4 @@
-"""The checkers: the right function passes, every planted mistake is refused with its own diagnosis, stubs are open."""
+"""The checkers: right functions pass, planted mistakes get their own diagnosis, stubs are open."""
 
 import importlib
 import json
@@ -78,7 +78,7 @@ def test_metadata(name):
     assert len(set(labels)) == len(labels)
 
 
-# what does the work in the library's own code, as a pattern over the code alone, without docstrings and comments
+# what does the work in the library's own code: a pattern, over the code without docstrings and comments
 WORK = {
     "fill_prompt": r"split\(SLOT\).*question\.join\(parts\)",
     "last_boxed": r"rfind\(.*boxed",
@@ -98,13 +98,13 @@ WORK = {
     "token_entropy": r"-log_p\.exp\(\)\.mul_\(log_p.*\.sum\(",
     "mean_token_entropy": r"entropies\[mask\]\.mean\(\)",
     "rollout_rewards": r"reward_fn\(response, truth\)",
-    "group_advantages_std": r"rewards\.mean\(.*/ \(rewards\.shape\[1\] - 1\)\)\.sqrt\(\).*\+ \(.* else eps\).*differences / divisors",
+    "group_advantages_std": r"rewards\.mean\(.*shape\[1\] - 1\)\)\.sqrt\(\).* else eps\).*ences / divisors",
     "loss_none": r"return -advantages \* log_probs",
     "aggregate_sequence": r"masked_fill\(~mask.*masked_sums\(loss, mask\) / mask\.sum\(dim=1\)",
-    "microbatch_losses": r"\.split\(size\).*aggregate_loss.*loss \* \(len\(rows\) / len\(batch\)\).*backward\(",
+    "microbatch_losses": r"\.split\(size\).*loss \* \(len\(rows\) / len\(batch\)\).*backward\(",
     "pass_at_k": r"comb\(n - c, k\) / math\.comb\(n, k\)",
     "group_advantages_none": r"rewards\.mean\(.*ones_like.*differences = rewards - ",
-    "group_advantages_mean": r"rewards\.mean\(.*differences = rewards - .*\+ \(.* else eps\).*differences / divisors",
+    "group_advantages_mean": r"rewards\.mean\(.*differences = rewards - .* else eps\).*ences / divisors",
     "aggregate_constant": r"masked_fill\(~mask.*masked_sums\(loss, mask\)\.sum\(\) / constant",
     "pruned_loss": r"batch\.advantages != 0.*len\(rows\) / len\(batch\)",
     "difficulty_weight_none": r"sp\.limit\(",
@@ -115,7 +115,7 @@ WORK = {
     "rft_second_moments": r"expectation\(.*p ?\*\* ?2",
     "offpolicy_advantages": r"compute_group_normalized_rewards\(.*tensor\[rows\]",
     "loss_noclip": r"log_probs - old_log_probs\).*\.exp\(\).*-advantages \* token_ratio\(",
-    "loss_grpo": r"\.exp\(\).*minimum\(advantages \* w, advantages \* w\.clamp\(1 - cliprange, 1 \+ cliprange\)",
+    "loss_grpo": r"\.exp\(\).*minimum\(advantages \* w, advantages \* w\.clamp\(1 - cliprange, 1 \+",
     "loss_gspo": r"masked_fill\(~mask.*log_ratio / mask\.sum\(dim=1.*minimum\(advantages \* s",
     "loss_cispo": r"\.exp\(\).*clamp\(max=1 \+ cliprange\)\.detach\(\) \* advantages \* log_probs",
     "clip_fraction": r"ratio > 1 \+ cliprange.*\(advantages < 0\) & below",
@@ -146,7 +146,7 @@ def test_what_is_revealed_holds_the_operation_that_does_the_work(name):
 @pytest.mark.parametrize("name", [name for name in EXERCISES if EXERCISES[name].door])
 def test_what_is_revealed_names_the_public_function_that_calls_it(name):
     module, _, function = EXERCISES[name].door.partition(":")
-    assert getattr(rlkit, function, None) or function == "train_step"
+    assert function in rlkit.__all__
     assert callable(getattr(importlib.import_module(module), function))
     assert EXERCISES[name].source().endswith(f"# called by {module}.{function}")
 
@@ -191,7 +191,7 @@ def test_an_unknown_mistake_gets_no_diagnosis():
 
 
 def test_mistakes_as_readers_write_them():
-    """Two slips in one attempt: a missing pad id must not hide what is wrong with the mask; joint text as it comes."""
+    """Two slips in one attempt: a missing pad id must not hide a wrong mask; joint text as it comes."""
 
     def rows_of(texts, pad):
         return torch.tensor([ids + [pad] * (max(map(len, texts)) - len(ids)) for ids in texts])
@@ -258,7 +258,7 @@ def test_expressions_are_accepted_with_any_symbols_of_the_right_name():
 
 def test_names_hints_and_sources(capsys):
     with pytest.raises(AttributeError, match=r"got 'los_grpo'; did you mean 'loss_grpo'\?") as caught:
-        check.los_grpo
+        _ = check.los_grpo
     assert len(str(caught.value)) < 120  # the names themselves are in check.summary()
     with pytest.raises(ValueError, match="did you mean"):
         hint("passatk")
@@ -269,11 +269,11 @@ def test_names_hints_and_sources(capsys):
     assert "last one" in said[2] and "starts again" in said[2] and said[3] == said[0]
     reveal("loss_grpo")
     said = capsys.readouterr().out.splitlines()
-    assert [line for line in said if line.startswith(("def", "#"))] == [
+    assert [line.partition("(")[0] for line in said if line.startswith(("def", "#"))] == [
         "# rlkit.losses",
-        "def token_ratio(log_probs: PerToken, old_log_probs: PerToken, mask: Mask | None = None) -> PerToken:",
+        "def token_ratio",
         "# rlkit.losses",
-        "def loss_grpo(advantages: PerRow, log_probs: PerToken, old: PerToken, mask, cliprange: float) -> PerToken:",
+        "def loss_grpo",
         "# called by rlkit.losses.compute_policy_gradient_loss",
     ]
     assert len(said) < 15
@@ -319,7 +319,6 @@ def test_a_readers_component_trains_a_real_model():
 
 
 # ---- the references against values worked out by others
-# --------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -391,7 +390,6 @@ def test_references_agree_with_the_collected_faults(faults):
 
 
 # ---- find the bug
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", bugs.BUGS)

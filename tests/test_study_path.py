@@ -48,3 +48,4 @@ def test_every_exercise_stands_in_its_notebook(repo):
         (path,) = (repo / "notebooks").glob(f"{exercise.notebook}_*.ipynb")
         code = "\n".join(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code")
         assert f"check.{exercise.name}(" in code, f"{path.name} has no exercise {exercise.name}"
+        assert exercise.stub() in code, f"{path.name} has another stub of {exercise.name}"

@@ -45,7 +45,6 @@ def draw_train_story(rng: random.Random) -> Story:
 
 
 # ---- solutions
-# -----------------------------------------------------------------------------------------------------
 
 
 def solve(rng: random.Random, story: Story, style: str, wrong: float = WRONG) -> tuple[str, int]:
@@ -87,7 +86,6 @@ def _style(rng: random.Random, guess: float = 0.0) -> str:
 
 
 # ---- kinds of documents
-# --------------------------------------------------------------------------------------------
 
 
 def question_answer(rng: random.Random) -> str:
@@ -193,7 +191,7 @@ def think_answer(rng: random.Random) -> str:
 
 
 def think_turns(rng: random.Random) -> str:
-    """Two or three turns that keep to one format, whichever it is: what makes worked examples in a prompt help."""
+    """Two or three turns in one format, so that worked examples in a prompt help."""
     ending, style, turns = _ending(rng), _style(rng, GUESS / 2), []
     for _ in range(rng.randint(2, 3)):
         story = draw_train_story(rng)

@@ -169,7 +169,7 @@ def _score(model, part, method, cliprange, temperature):
 
 
 def _tokens(tokenizer, ids, column):
-    """One dict a token; the texts joined are the response, a character cut in two belongs to its last token."""
+    """One dict per token. The texts joined are the response; a character cut in two is its last token's."""
     special, seen, done, tokens = set(tokenizer.all_special_ids), [], "", []
     for i, token_id in enumerate(ids):
         if token_id in special:
@@ -224,8 +224,8 @@ def _legend(records, color_by, limit):
     return (
         f"colour: {escape(title)} "
         + " ".join(
-            f'<span style="background-color:{_color(v, limit or 1)};border:1px solid #999999;padding:0 4px">{escape(label)}'
-            "</span>"
+            f'<span style="background-color:{_color(v, limit or 1)};border:1px solid #999999;padding:0 4px">'
+            f"{escape(label)}</span>"
             for v, label in zip(stops, labels)
         )
         + " (underlined: clipped)"
@@ -233,7 +233,7 @@ def _legend(records, color_by, limit):
 
 
 def _shown(token):
-    """The token's text with line breaks, tabs and control characters made visible; a line break stays one as well."""
+    """The token's text with line breaks, tabs and control characters made visible; line breaks are kept."""
     text = token["text"].replace("\n", "↵\n").replace("\t", "⇥")
     return "".join(chr(0x2400 + ord(c)) if ord(c) < 32 and c != "\n" else c for c in text) or "▯"
 

@@ -32,12 +32,11 @@ A = sp.Symbol("A", real=True)
 
 
 # ---- policies and their scores
-# ----------------------------------------------------------------------------------
 
 
 @lru_cache
 def softmax_policy(n_actions=3):
-    """(logits, probabilities) of a policy that answers one of ``n_actions`` ways: pi_a = exp(theta_a) / sum exp."""
+    """(logits, probabilities) of a policy with ``n_actions`` answers: pi_a = exp(theta_a) / sum exp."""
     logits = sp.symbols(f"theta_1:{n_actions + 1}", real=True)
     total = sum(sp.exp(logit) for logit in logits)
     return logits, tuple(sp.exp(logit) / total for logit in logits)
@@ -56,7 +55,7 @@ def expectation(values, probabilities):
 
 @lru_cache
 def bernoulli_policy():
-    """baseline_calcs' policy: {1: pi(1), 0: pi(0)} with pi(1) = sigmoid(theta), and the two scores in terms of p."""
+    """baseline_calcs' policy: {1: pi(1), 0: pi(0)}, pi(1) = sigmoid(theta), and the two scores in p."""
     chance = 1 / (1 + sp.exp(-theta))
     scores = {1: sp.diff(sp.log(chance), theta), 0: sp.diff(sp.log(1 - chance), theta)}
     in_p = {theta: sp.log(p / (1 - p))}  # theta as a function of p
@@ -64,7 +63,6 @@ def bernoulli_policy():
 
 
 # ---- REINFORCE and baselines (handout 4.1.4, 4.1.5)
-# -------------------------------------------------------------
 
 
 @lru_cache
@@ -85,7 +83,7 @@ def score_mean(n_actions=3):
 
 @lru_cache
 def reinforce(n_actions=3, baseline=0):
-    """(grad J, E[(r - baseline) grad log pi]) for symbolic rewards r_a; the two columns are equal. Eqs. 9-17."""
+    """(grad J, E[(r - baseline) grad log pi]) for symbolic rewards r_a: two equal columns. Eqs. 9-17."""
     logits, probs = softmax_policy(n_actions)
     rewards = sp.symbols(f"r_1:{n_actions + 1}", real=True)
     objective = sum(r * prob for r, prob in zip(rewards, probs))
@@ -119,7 +117,7 @@ def group_mean_factor(group_size=2, n_actions=2):
 
 
 def group_mean_factor_general():
-    """The same factor for any G: the G - 1 other rewards are independent of y_j, so they meet E[score] = 0."""
+    """The same factor for any G: the other G - 1 rewards are independent of y_j, and E[score] = 0."""
     gradient, mean_reward, mean_score = sp.symbols("gradJ E_r E_score")
     own, others = (
         gradient,
@@ -199,7 +197,6 @@ def length_normalized_gradient(n_actions=3):
 
 
 # ---- difficulty weights (handout 5.3, derive_difficulty_reweightings)
-# ---------------------------------------------
 
 
 def group_norm(normalizer, right, group_size, eps=0):
@@ -265,7 +262,7 @@ def difficulty_weight_closed_form(normalizer):
 
 
 def difficulty_weight_limit(normalizer):
-    """w(p) as G -> infinity: K/G -> p, so the weight is f(p) / (p (1 - p)) with f(x) = x (1 - x) / norm(x)."""
+    """w(p) as G -> infinity: K/G -> p, so w = f(p) / (p (1 - p)) with f(x) = x (1 - x) / norm(x)."""
     x = sp.Symbol("x", positive=True)
     norm = sp.limit(group_norm(normalizer, x * G, G), G, sp.oo)
     return sp.simplify((x * (1 - x) / norm / (p * (1 - p))).subs(x, p))
@@ -282,7 +279,6 @@ def difficulty_weight_correction(normalizer):
 
 
 # ---- RFT beside Dr. GRPO (handout 5.2, think_about_rft)
-# -----------------------------------------------------------
 
 
 @lru_cache
@@ -316,7 +312,6 @@ def second_moments_with_equal_norms():
 
 
 # ---- importance weights and surrogate objectives (handout 6.1, 6.2.1)
-# ---------------------------------------------
 
 
 def _prefixes(length):
@@ -408,7 +403,6 @@ def sequence_weight_moment(length, order=2, power=1):
 
 
 # ---- clipping: PPO, CISPO, GSPO (handout 6.2.2, 6.3)
-# --------------------------------------------------------------
 
 
 def score_coefficient(method, sign=1, region="inside"):
@@ -446,7 +440,7 @@ def score_coefficient(method, sign=1, region="inside"):
 
 
 def clip_mask():
-    """{(sign of A, region of w): 1 where PPO's clipped objective has a gradient, 0 where it is flat}. Eqs. 57-60."""
+    """{(sign of A, region of w): 1 where PPO's objective has a gradient, 0 where it is flat}. Eqs. 57-60."""
     return {
         (sign, region): int(score_coefficient("grpo", sign, region) != 0)
         for sign in (1, -1)
@@ -467,7 +461,6 @@ def gspo_gradient(length, exponent=None):
 
 
 # ---- KL penalties
-# -------------------------------------------------------------------------------------------------
 
 
 @lru_cache
@@ -503,11 +496,10 @@ def kl_gradients(n_actions=3):
 
 
 # ---- the same by enumeration, through the library's functions
-# -----------------------------------------------------
 
 
 def enumerate_responses(vocab_size, length):
-    """All vocab_size^length responses: tokens (N, length) and the row of each token's prefix in the logit table."""
+    """All N = vocab_size^length responses: tokens (N, length), and each token's prefix as a row of logits."""
     tokens = torch.tensor(list(product(range(vocab_size), repeat=length)))
     first_row = [sum(vocab_size**s for s in range(t)) for t in range(length)]
     rows = torch.zeros_like(tokens)
@@ -517,7 +509,7 @@ def enumerate_responses(vocab_size, length):
 
 
 def tabular_logits(vocab_size, length, seed=0, scale=1.0):
-    """A random policy over responses of ``length`` tokens: float64 logits (number of prefixes, vocab_size)."""
+    """A random policy for responses of ``length`` tokens: float64 logits (number of prefixes, vocab_size)."""
     n_prefixes = sum(vocab_size**t for t in range(length))
     generator = torch.Generator().manual_seed(seed)
     return scale * torch.randn(n_prefixes, vocab_size, generator=generator, dtype=torch.float64)
@@ -561,7 +553,7 @@ def gradient_through_library(logits, advantages, length, method="none", old_logi
 
 
 def surrogate_gradient(logits, old_logits, rewards, length, block=1):
-    """grad of ``surrogate_objective(block)`` by autograd for any vocabulary: the sum over responses and blocks."""
+    """grad of ``surrogate_objective(block)`` by autograd: a sum over responses and blocks."""
     logits = logits.detach().clone().requires_grad_()
     tokens, rows = enumerate_responses(logits.shape[1], length)
     new, old = tabular_log_probs(logits, tokens, rows), tabular_log_probs(old_logits, tokens, rows)
@@ -643,7 +635,7 @@ def sampled_difficulty_weight(
     baseline="mean",
     advantage_eps=1e-6,
 ):
-    """(estimate, standard error) of w_G(p) by Monte Carlo: sampled groups through the library's advantages."""
+    """(estimate, standard error) of w_G(p): sampled groups through the library's advantages."""
     draws = torch.rand(
         n_groups, group_size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
@@ -696,7 +688,7 @@ def sampled_sequence_weights(lengths, new_probs, old_probs, n_samples=20_000, se
 
 
 def measured_score_coefficient(method, advantage, ratio, cliprange=0.2):
-    """-d loss / d log pi at the given ratios, by autograd through ``compute_policy_gradient_loss``; a (N,) tensor."""
+    """-d loss / d log pi at the ratios, (N,), by autograd through ``compute_policy_gradient_loss``."""
     ratio = torch.as_tensor(ratio, dtype=torch.float64).reshape(-1, 1)
     log_probs = ratio.log().requires_grad_()
     advantages = torch.full((len(ratio),), float(advantage), dtype=torch.float64)

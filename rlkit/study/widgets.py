@@ -18,7 +18,7 @@ from rlkit.study import derivations
 
 
 def _interactive(draw, name, **knobs):
-    """An ipywidgets box: the knobs above, below them the figure that ``draw`` returns, redrawn when a knob moves."""
+    """An ipywidgets box: knobs, and below them the figure of ``draw``, drawn again when a knob moves."""
     import ipywidgets
 
     class Knobs(ipywidgets.VBox):
@@ -41,7 +41,6 @@ def _interactive(draw, name, **knobs):
 
 
 # ---- baselines and variance
-# -----------------------------------------------------------------------------------------
 
 
 def baseline_figure(p: float = 0.3, b: float = 0.0):
@@ -89,7 +88,6 @@ def baseline_widget():
 
 
 # ---- difficulty weights
-# ---------------------------------------------------------------------------------------------
 
 
 def difficulty_figure(group_size: int = 8, normalizers=("none", "std", "mean"), advantage_eps: float = 1e-6):
@@ -132,7 +130,6 @@ def difficulty_widget():
 
 
 # ---- the clipped objective
-# ------------------------------------------------------------------------------------------
 
 
 def clip_figure(advantage: float = 1.0, cliprange: float = 0.2, ratio: float = 1.0):

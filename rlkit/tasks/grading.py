@@ -37,7 +37,7 @@ from rlkit.tasks.quantities import (
 )
 
 
-# ------------------------------------------------------------------------------------------------- rewards
+# ---- rewards
 def r1_zero_reward_fn(response, ground_truth, fast=True):
     """Reward for the r1_zero prompts, whose responses end ``... </think> <answer> 72 </answer>``.
 
@@ -138,7 +138,7 @@ def _gold_value(gold):
     return read_expression(clean(gold)) if value is None else value
 
 
-# ------------------------------------------------------------------------------------------------- symbols
+# ---- symbols
 _COMMANDS = r"frac|sqrt|pi|cdot|times|div|left|right|infty|cup|cap|alpha|beta|theta"
 _LETTER = r"(?<![A-Za-z\\])[A-Za-hj-z](?![A-Za-z])"  # not i: complex numbers cost sympy seconds
 _TOKENS = re.compile(

@@ -15,7 +15,7 @@ MAX_DIGITS = 400  # digits of one number (Python's own int() refuses beyond 4300
 MAX_BITS = 4096  # size of a power that is worked out
 
 
-# ------------------------------------------------------------------------------------------------- cleaning
+# ---- cleaning
 def _table(pairs):
     return {ord(char): new for chars, new in pairs for char in chars}
 
@@ -138,8 +138,7 @@ def _undress(text):
     return text
 
 
-# ------------------------------------------------------------------------------------------------- one
-# quantity
+# ---- one quantity
 _MONEY = "$\u00a2\u00a3\u00a4\u00a5\uffe1\uffe5" + "".join(map(chr, range(0x20A0, 0x20C1)))
 _CODES = "usd|eur|gbp|cad|aud|nzd|inr|jpy|cny|rmb|chf|sgd|hkd|mxn|brl|zar|krw|sek|nok|dkk|pln|php|thb|idr|myr|rs|kr|rm"
 _SCALES = {
@@ -303,7 +302,7 @@ def _is_unit(tail):
     )
 
 
-# ------------------------------------------------------------------------------------------------- sentences
+# ---- sentences
 def _any(phrases, before=r"\b", after=r"\b"):
     return rf"{before}(?:{'|'.join(phrases.split(', '))}){after}"
 

@@ -52,7 +52,7 @@ def get_exercise(name: str) -> Exercise:
 
 
 class _Check:
-    """``check.<name>(your_function)`` prints one line. ``check.summary()`` is a table of this kernel's progress."""
+    """``check.<name>(your_function)`` prints one line; ``check.summary()`` is a table of your progress."""
 
     def __init__(self):
         self._status: dict[str, str] = {}

@@ -44,7 +44,7 @@ def _boolean_reward(response, truth):
     hints="Call reward_fn(response, ground_truth) row by row; the metadata holds the mean of each reward.",
 )
 def rollout_rewards(reward_fn, rollout_responses, repeated_ground_truths):
-    """(raw_rewards, metadata): a float tensor (N,) of "reward", and {"reward": mean, "format_reward": mean}."""
+    """(raw_rewards, metadata): float tensor (N,) of "reward", and {"reward": mean, "format_reward": mean}."""
     rows = [reward_fn(r, t) for r, t in zip(rollout_responses, repeated_ground_truths)]
     means = {name: sum(float(row[name]) for row in rows) / len(rows) for name in ("reward", "format_reward")}
     return {"raw_rewards": [float(row["reward"]) for row in rows], "floating": True, **means}
@@ -123,7 +123,7 @@ def _advantage_cases(eps=True):
     ),
 )
 def group_advantages_std(raw_rewards, group_size, advantage_eps):
-    """(reward - group mean) / (group standard deviation + advantage_eps), (N,); row i is in group i // group_size."""
+    """(reward - group mean) / (group std + advantage_eps), (N,); row i is in group i // group_size."""
     result = []
     for group in _groups(raw_rewards, group_size):
         mean = sum(group) / len(group)
@@ -278,7 +278,7 @@ group_advantages_mean.mistake("the mean is not subtracted", "maxrl_not_centred")
     hints="When were the rewards of the whole group known? Normalise then, pick rows afterwards.",
 )
 def offpolicy_advantages(raw_rewards, group_size, rows):
-    """Standard GRPO advantages (eps 1e-6) of the listed rows only, from the rewards (N,) of the whole rollout batch."""
+    """GRPO advantages (eps 1e-6) of the listed rows, from the rewards (N,) of the whole rollout batch."""
     whole = group_advantages_std.reference(raw_rewards, group_size, 1e-6)
     return [whole[row] for row in rows]
 
@@ -317,7 +317,7 @@ offpolicy_advantages.mistake("rows come back sorted, not in the order asked for"
     ),
 )
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The chance that k of n samples, c of them right, drawn without putting back, hold at least one right one."""
+    """The chance of a right one among k of n samples (c are right), drawn without putting back."""
     all_wrong = 1.0
     for i in range(k):
         all_wrong *= max(n - c - i, 0) / (n - i)

@@ -24,7 +24,7 @@ from rlkit.support.checks import hint
 
 @dataclass(frozen=True)
 class Bug:
-    """``measure(function) -> (x, y)`` is the curve; ``buggy`` gives the symptom, ``fixed`` the curve one wants."""
+    """``measure(function) -> (x, y)`` is the curve: ``buggy`` gives the symptom, ``fixed`` the right one."""
 
     name: str
     title: str
@@ -48,7 +48,6 @@ class Bug:
 
 
 # ---- 1: the mask
-# ----------------------------------------------------------------------------------------------------
 
 
 def response_mask(labels, prompt_lengths, response_lengths, pad_id):
@@ -80,7 +79,6 @@ def _prompt_log_prob(make_mask, n_steps=40):
 
 
 # ---- 2: microbatches
-# ------------------------------------------------------------------------------------------------
 
 
 def accumulated_loss(per_token_loss, mask, n_microbatches):
@@ -111,7 +109,6 @@ def _gradient_error(accumulate):
 
 
 # ---- 3: pruning
-# -----------------------------------------------------------------------------------------------------
 
 
 def pruned_loss(advantages, row_log_probs):
@@ -139,7 +136,6 @@ def _step_against_pruning(loss):
 
 
 # ---- 4: Dr. GRPO with a mean left in
-# --------------------------------------------------------------------------------
 
 
 def drgrpo_loss(per_token_loss, mask, normalization_constant):
@@ -154,15 +150,14 @@ def _drgrpo_constant(per_token_loss, mask, normalization_constant):
 
 def _push_against_length(loss):
     """How hard each token of a wrong response is pushed down, against the response's length (Z = 64)."""
-    lengths = torch.tensor([4, 8, 16, 32, 64])
+    lengths, advantage = torch.tensor([4, 8, 16, 32, 64]), -0.5
     mask = torch.arange(64) < lengths[:, None]
     log_probs = torch.full((5, 64), -1.0, dtype=torch.float64, requires_grad=True)
-    (gradient,) = torch.autograd.grad(loss(-(-0.5) * log_probs, mask, 64), log_probs)
+    (gradient,) = torch.autograd.grad(loss(-advantage * log_probs, mask, 64), log_probs)
     return lengths.tolist(), gradient[:, 0].abs().tolist()
 
 
 # ---- 5: KL in the loss
-# ----------------------------------------------------------------------------------------------
 
 
 def kl_penalty(log_probs, ref_log_probs):
@@ -193,11 +188,10 @@ def _kl_over_steps(penalty, n_steps=80, n_samples=256):
 
 
 # ---- 6: seeds
-# -------------------------------------------------------------------------------------------------------
 
 
 def request_seeds(n_prompts, group_size, step, seed):
-    """The seed of every request, one request per response: a list of n_prompts lists of group_size integers."""
+    """The seed of every request (one per response): n_prompts lists of group_size integers."""
     return [[seed] * group_size for _ in range(n_prompts)]
 
 
@@ -207,7 +201,7 @@ def _seed_per_request(n_prompts, group_size, step, seed):
 
 
 def _new_answers(make_seeds, n_steps=10, n_prompts=4, group_size=8):
-    """Mean number of answers per group that are new to its prompt; the sampler is a function of (prompt, seed)."""
+    """New answers per group (mean); the sampler is a function of (prompt, seed)."""
     curve, seen = [], [set() for _ in range(n_prompts)]
     for step in range(n_steps):
         before = sum(len(answers) for answers in seen)
@@ -220,7 +214,6 @@ def _new_answers(make_seeds, n_steps=10, n_prompts=4, group_size=8):
 
 
 # ---- 7: temperature
-# -------------------------------------------------------------------------------------------------
 
 
 def token_log_probs(logits, tokens, temperature):
@@ -246,7 +239,6 @@ def _ratio_against_temperature(score):
 
 
 # ---- 8: GSPO's range
-# ------------------------------------------------------------------------------------------------
 
 
 def cliprange_of(method):
@@ -259,7 +251,7 @@ def _gspo_cliprange_of_the_paper(method):
 
 
 def _gspo_clip_fraction(cliprange_of):
-    """Share of sequences clipped over 32 updates on one rollout batch: the policy drifts away, token by token."""
+    """Share of sequences clipped in 32 updates on one rollout batch, while the policy drifts away."""
     generator = torch.Generator().manual_seed(0)
     cliprange, drift, curve = cliprange_of("gspo"), torch.zeros(256, 64, dtype=torch.float64), []
     signs = torch.where(torch.rand(256, generator=generator) < 0.5, -1.0, 1.0).double()

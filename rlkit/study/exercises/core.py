@@ -47,7 +47,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Result:
-    """status: "right", "wrong" or "open". message: one line. diagnosis: name of the recognised mistake, or None."""
+    """status: "right", "wrong" or "open". message: one line. diagnosis: a known mistake's name, or None."""
 
     status: str
     message: str
@@ -56,7 +56,7 @@ class Result:
 
 @dataclass
 class Exercise:
-    """One exercise. ``cases()`` gives fresh (label, arguments); ``observe`` turns a call into what is compared."""
+    """One exercise. ``cases()`` gives fresh (label, arguments); ``observe`` gives what is compared."""
 
     name: str
     title: str
@@ -94,12 +94,12 @@ class Exercise:
     def stub(self) -> str:
         """The cell a notebook starts from."""
         doc = inspect.getdoc(self.reference) or ""
-        body = "\n".join(f"    {line}".rstrip() for line in f'"""{doc}'.splitlines())
+        opening = 'r"""' if "\\" in doc else '"""'
+        body = "\n".join(f"    {line}".rstrip() for line in f"{opening}{doc}".splitlines())
         closing = '"""' if "\n" not in doc else '\n    """'
         return f"def {self.signature}:\n{body}{closing}\n    ..."
 
     # ---- checking
-    # ---------------------------------------------------------------------------------------------
 
     def check(self, attempt) -> Result:
         """Run every case. Never raises for what the attempt does."""
@@ -224,7 +224,6 @@ def exercise(*, title, difficulty, minutes, problem, notebook, cases, reveals, s
 
 
 # ---- inputs of the cases
-# --------------------------------------------------------------------------------------------
 
 
 def tensor(values, dtype=torch.float64):
@@ -236,11 +235,10 @@ def normal(*shape, seed=0, scale=1.0):
 
 
 # ---- values and their differences
-# -----------------------------------------------------------------------------------
 
 
 def plain(value):
-    """Tensors, arrays, tuples and numbers of any library as nested lists, dicts, bools, ints, floats and strings."""
+    """Tensors, arrays, tuples and any library's numbers as lists, dicts, bools, ints, floats and strings."""
     if isinstance(value, torch.Tensor):
         return value.detach().tolist()
     if isinstance(value, dict):
@@ -255,7 +253,7 @@ def plain(value):
 
 
 def evaluate(attempt, values):
-    """An answer that is a number, a sympy expression in the named symbols, a tuple of them, or a function of them."""
+    """An answer: a number, a sympy expression in the symbols, a tuple of them, or a function of them."""
     if isinstance(attempt, (tuple, list, sp.MatrixBase)):
         return [evaluate(item, values) for item in attempt]
     if isinstance(attempt, sp.Basic):

@@ -28,7 +28,7 @@ def _substituted(expression, **symbols):
 
 
 def _bernoulli_moments(p, value):
-    """Mean and variance of value(answer, score) for A ~ Bernoulli(p): the score by a finite difference in theta."""
+    """Mean and variance of value(answer, score), A ~ Bernoulli(p); the score by a finite difference."""
 
     def log_prob(answer, theta):
         return -math.log1p(math.exp(-theta if answer else theta))
@@ -40,7 +40,6 @@ def _bernoulli_moments(p, value):
 
 
 # ---- REINFORCE and baselines
-# ----------------------------------------------------------------------------------------
 
 
 @exercise(
@@ -60,7 +59,7 @@ def _bernoulli_moments(p, value):
     ),
 )
 def bernoulli_score(p):
-    """(score of answer 0, score of answer 1): d log pi(a) / d theta in terms of p = sigmoid(theta). Two expressions."""
+    """(score of answer 0, of answer 1): d log pi(a) / d theta in p = sigmoid(theta). Two expressions."""
     h, theta = 1e-5, math.log(p / (1 - p))
     return [
         (-math.log1p(math.exp(sign * (theta + h))) + math.log1p(math.exp(sign * (theta - h)))) / (2 * h)
@@ -361,7 +360,6 @@ group_mean_factor.mistake(
 
 
 # ---- difficulty weights
-# ---------------------------------------------------------------------------------------------
 
 
 def _binomial_weight(p, G, norm):
@@ -488,7 +486,7 @@ difficulty_weight_mean.mistake("this is GRPO's weight", "mean_is_grpo")(lambda p
     ),
 )
 def finite_group_weight(p, G, eps):
-    """w_G(p) = E_K[(K/G)(1 - K/G) / (std_K + eps)] / (p (1 - p)), K ~ Binomial(G, p), torch.std's correction."""
+    """w_G(p) = E_K[(K/G)(1 - K/G) / (std_K + eps)] / (p (1 - p)), K ~ Binomial(G, p), std as torch.std."""
     return _binomial_weight(p, G, lambda share: math.sqrt(G / (G - 1) * share * (1 - share)) + eps)
 
 
@@ -568,7 +566,7 @@ finite_weight_mean.mistake("1 - p, from the gradient's own size, is not divided 
     hints="With |score| = 1 the second moment is E[coefficient^2]: the coefficient is 1 or 0 for RFT.",
 )
 def rft_second_moments(p):
-    """(RFT's, mean baseline's) E[|coefficient x score|^2] when every score has norm 1: coefficients r and r - p."""
+    """(RFT's, mean baseline's) E[|coefficient x score|^2], every |score| = 1: coefficients r and r - p."""
     return [p * 1.0**2 + (1 - p) * 0.0, p * (1 - p) ** 2 + (1 - p) * (0 - p) ** 2]
 
 
@@ -582,11 +580,10 @@ rft_second_moments.mistake(
 
 
 # ---- off-policy
-# -----------------------------------------------------------------------------------------------------
 
 
 def _two_policies(length, seed):
-    """Two policies over two letters: dicts {prefix: chance of letter 1}, and a dict of rewards {response: r}."""
+    """Two policies over two letters, {prefix: chance of letter 1}, and the rewards, {response: r}."""
     generator = torch.Generator().manual_seed(seed)
     prefixes = [prefix for t in range(length) for prefix in product((0, 1), repeat=t)]
     responses = list(product((0, 1), repeat=length))
@@ -597,7 +594,7 @@ def _two_policies(length, seed):
 
 
 def _surrogate(new, old, rewards, blocks):
-    """sum over blocks (sets of positions drawn from ``new``) of the expected reward; by a loop over all responses."""
+    """sum over blocks (sets of positions drawn from ``new``) of the expected reward, over all responses."""
     total = 0.0
     for block in blocks:
         for response, reward in rewards.items():
@@ -680,8 +677,7 @@ token_surrogate.mistake("old and new policy are swapped", "surrogate_swapped")(
     hints="The pairs are (1, 2), (3, 4), ...: which tokens does each term draw from the new policy?",
 )
 def pairwise_surrogate(new, old, rewards):
-    """The surrogate of the pairwise estimator: sum over t = 1 .. L/2 of E[r] with tokens 2t-1 and 2t from
-    ``new``.
+    """The pairwise surrogate: sum over t = 1 .. L/2 of E[r], tokens 2t-1 and 2t drawn from ``new``.
 
     Arguments as in token_surrogate; the length is even.
     """
@@ -724,7 +720,7 @@ def _slope(objective, a, w, eps):
     hints="d(A w) / d log pi = A w. Where the min takes the clipped branch, w is not in it any more.",
 )
 def ppo_coefficient(A, w, epsilon):
-    """What multiplies grad log pi in the gradient of min(A w, A clip(w, 1 - epsilon, 1 + epsilon)); a number."""
+    """The factor of grad log pi in the gradient of min(A w, A clip(w, 1 - epsilon, 1 + epsilon))."""
     return _slope(lambda a, x, e: min(a * x, a * min(max(x, 1 - e), 1 + e)), A, w, epsilon)
 
 
@@ -756,7 +752,7 @@ ppo_coefficient.mistake(
     hints="The weight is a constant, min(w, 1 + epsilon); only log pi is differentiated.",
 )
 def cispo_coefficient(A, w, epsilon):
-    """What multiplies grad log pi in the gradient of stop_gradient(min(w, 1 + epsilon)) A log pi; a number."""
+    """The factor of grad log pi in the gradient of stop_gradient(min(w, 1 + epsilon)) A log pi."""
     return A * (w if w < 1 + epsilon else 1 + epsilon)
 
 

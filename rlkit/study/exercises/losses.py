@@ -29,7 +29,7 @@ def loss_and_gradient(attempt, advantages, log_probs, *rest):
 
 
 def _by_token(advantages, log_probs, *others, term):
-    """{"loss", "gradient"} from term(A, l, *other values at the token) -> (loss, d loss / d l), by a double loop."""
+    """{"loss", "gradient"} from term(A, l, *others at the token) -> (loss, d loss / d l), in two loops."""
     result = {"loss": [], "gradient": []}
     for i, advantage in enumerate(advantages.flatten().tolist()):
         pairs = [
@@ -262,7 +262,7 @@ def _gspo_cases():
     ),
 )
 def loss_gspo(advantages, log_probs, old_log_probs, cliprange, response_mask):
-    """-min(A s, A clip(s)) with s = exp(mean over response tokens of log pi - log pi_0), the same at every token."""
+    """-min(A s, A clip(s)) at every token; s = exp(mean over response tokens of log pi - log pi_0)."""
     result = {"loss": [], "gradient": []}
     for i, a in enumerate(advantages.tolist()):
         flags = response_mask[i].tolist()
@@ -402,7 +402,7 @@ def _clip_fraction_cases():
     ),
 )
 def clip_fraction(advantages, ratio, cliprange, response_mask):
-    """The share of response tokens where PPO's clip binds (so that no gradient flows); 0 if there are none."""
+    """The share of response tokens where PPO's clip binds: no gradient flows. 0 if there are none."""
     clipped, total = 0, 0
     for a, ratios, flags in zip(advantages.tolist(), ratio.tolist(), response_mask.tolist()):
         for w, flag in zip(ratios, flags):

@@ -87,8 +87,7 @@ def _tokenize_observed(attempt, prompts, outputs, tokenizer):
     ),
 )
 def tokenize_prompt_and_output(prompt_strs, output_strs, tokenizer):
-    """{"input_ids", "labels", "response_mask"}, each a tensor (batch, longest - 1), from two lists of
-    strings.
+    """{"input_ids", "labels", "response_mask"}, tensors (batch, longest - 1), from two lists of strings.
 
     Prompt and output are tokenised apart, without special tokens, and joined; padding goes to the right (any
     valid id; the tokenizer may have no pad token). response_mask (bool) is True where the *label* is an
@@ -110,7 +109,7 @@ def tokenize_prompt_and_output(prompt_strs, output_strs, tokenizer):
 
 
 def _tokenized(prompts, outputs, tokenizer, mask, special=False, joined=False, left=False, pad=None):
-    """A tokenisation with one thing wrong; mask(n_prompt, n_row, labels, pad) gives the (T,) bool mask of a row."""
+    """A tokenisation with one mistake; mask(n_prompt, n_row, labels, pad) is a row's (T,) bool mask."""
     if pad is None:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     pairs = [(tokenizer.encode(p, special), tokenizer.encode(o, special)) for p, o in zip(prompts, outputs)]
@@ -315,7 +314,7 @@ def _log_prob_cases():
 def response_log_probs(model, input_ids, labels):
     """log pi(label_t | tokens before it), (batch, position), float32 whatever the model's dtype."""
     rows = []
-    for row, (ids, wanted) in enumerate(zip(input_ids, labels.tolist())):
+    for ids, wanted in zip(input_ids, labels.tolist()):
         logits = model(ids[None]).logits[0].double().tolist()
         rows.append(
             [
@@ -485,7 +484,7 @@ def _entropy_metric_cases():
     hints="Every response token of the batch has one vote: one sum, one count.",
 )
 def mean_token_entropy(token_entropy, response_mask):
-    """The mean entropy per response token of the whole batch, from (B, T) entropies and a bool mask; a number."""
+    """The mean entropy per response token of the batch, from (B, T) entropies and a bool mask."""
     total, count = 0.0, 0
     for entropies, flags in zip(token_entropy.tolist(), response_mask.tolist()):
         for entropy, flag in zip(entropies, flags):

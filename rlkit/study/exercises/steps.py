@@ -51,7 +51,7 @@ def value_and_gradient(attempt, per_token_loss, mask, *rest):
     ),
 )
 def aggregate_sequence(per_token_loss, mask):
-    """The mean over each row's masked tokens, then over all B rows; an empty row adds 0 and still counts. A scalar."""
+    """Mean over each row's masked tokens, then over all B rows (an empty row adds 0 and counts): a scalar."""
     n_rows = len(per_token_loss)
     total, gradient = 0.0, []
     for losses, flags in zip(per_token_loss.tolist(), mask.tolist()):
