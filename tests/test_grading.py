@@ -1200,9 +1200,12 @@ def test_import_is_light_and_grading_is_quiet():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-# ---- the shared cases
+# ---- the cases in tests/data
+
+
 def test_shared_cases(shared_cases):
     rows = [json.loads(line) for line in (shared_cases / "grading.jsonl").read_text().splitlines()]
+    assert len(rows) == 548
     rows = [row for row in rows if not row["debatable"]]
     for fast in (True, False):
         hits = {True: [], False: []}  # by "is a phrase"
