@@ -18,7 +18,9 @@ from rlkit.tasks.grading import (
     question_only_reward_fn,
     r1_zero_reward_fn,
 )
-from rlkit.tasks.quantities import clean, read_quantity, read_sentence
+from rlkit.tasks.grading.cleaning import clean
+from rlkit.tasks.grading.lenient import read_sentence
+from rlkit.tasks.grading.strict import read_quantity
 
 REWARD_FNS = {"r1_zero": r1_zero_reward_fn, "question_only": question_only_reward_fn}
 
