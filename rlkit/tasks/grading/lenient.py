@@ -75,8 +75,8 @@ _BOUND = re.compile(rf"{_BOUND_BEFORE}|{_BOUND_AFTER}|\d\s*\+\s*(?![\s(\d{MONEY}
 # right beside the number in the part that states the answer: denied, taken back or a function's argument
 _GOVERNED_BEFORE = _any(
     "hardly, barely, scarcely, supposedly, allegedly, hypothetically, far from, nowhere near, shy of, "
-    "anything but, all but, besides, without, lacking, apart from, aside from, opposed to, "
-    "reject, refuse, ignore, disregard, discard, question, root, reciprocal of, negation of, negative of, factorial of",
+    "anything but, all but, besides, without, lacking, apart from, aside from, opposed to, reject, refuse, "
+    "ignore, disregard, discard, question, root, reciprocal of, negation of, negative of, factorial of",
     after=_DIGIT,
 )
 _TAKEN_BACK = _any(", ".join(sorted(RETRACTED)), r"\d\W{0,3}(?:(?:an?|my|in|at)\s)?", r"\b(?!\s+[^\W\d])")
