@@ -262,8 +262,7 @@ def _check(records, color_by, group=None):
 
 
 def rollout_html(records, color_by="advantage", group=None) -> str:
-    """Static HTML of one group, or of all (folded, the first open). Hold the pointer over a token for its
-    numbers.
+    """Static HTML of one group, or of all (folded, the first open). A token's numbers show under the pointer.
 
     color_by: a key of ``COLOR_BY``. All model text is escaped. A clipped token is also underlined, and the
     headers are text, so that something is left where a page strips inline styles. ValueError: unknown

@@ -44,8 +44,7 @@ def _interactive(draw, name, **knobs):
 
 
 def baseline_figure(p: float = 0.3, b: float = 0.0):
-    """Variance per sample of (r - b) grad log pi, Bernoulli policy: against p (left), against b at this p
-    (right).
+    """Variance per sample of (r - b) grad log pi, Bernoulli policy: against p (left) and b (right).
 
     p in (0, 1): success rate. b: the baseline. Curves are ``derivations.baseline_variance`` with n = 1.
     """
@@ -91,8 +90,7 @@ def baseline_widget():
 
 
 def difficulty_figure(group_size: int = 8, normalizers=("none", "std", "mean"), advantage_eps: float = 1e-6):
-    """The weight w_G(p) each normaliser gives a prompt of success rate p: solid for this G, dotted for G to
-    infinity.
+    """Each normaliser's weight w_G(p) of a prompt with success rate p: solid for G, dotted for infinite G.
 
     Solid curves go through the library's ``compute_group_normalized_rewards`` (exact, over K = 0..G right
     answers).
@@ -133,8 +131,7 @@ def difficulty_widget():
 
 
 def clip_figure(advantage: float = 1.0, cliprange: float = 0.2, ratio: float = 1.0):
-    """The objective against the ratio w (left) and what multiplies grad log pi (right), for PPO, no clip and
-    CISPO.
+    """The objective (left) and the factor of grad log pi (right) against w: PPO, no clip and CISPO.
 
     Both are measured on ``compute_policy_gradient_loss``, the right one by autograd. CISPO's objective is not
     drawn: its value means nothing, only its gradient does.
