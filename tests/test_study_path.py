@@ -48,4 +48,5 @@ def test_every_exercise_stands_in_its_notebook(repo):
         (path,) = (repo / "notebooks").glob(f"{exercise.notebook}_*.ipynb")
         code = "\n".join(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code")
         assert f"check.{exercise.name}(" in code, f"{path.name} has no exercise {exercise.name}"
-        assert exercise.stub() in code, f"{path.name} has another stub of {exercise.name}"
+        written = f"def {exercise.name}(" in code  # else the answer is an expression
+        assert not written or exercise.stub() in code, f"{path.name} has another stub of {exercise.name}"

@@ -24,11 +24,10 @@ import pandas as pd
 from rlkit.study.exercises.core import EXERCISES, Exercise, Mistake, OpenExercise, Result, exercise
 from rlkit.support.checks import hint as close_name
 
-for _module in ("prompts", "scoring", "advantages", "losses", "steps", "derived", "supplement"):
+_FILES = "prompts tokens scoring advantages losses clipping steps baselines difficulty surrogates supplement"
+for _module in _FILES.split():
     import_module(f"rlkit.study.exercises.{_module}")
-EXERCISES = dict(
-    sorted(EXERCISES.items(), key=lambda item: item[1].notebook)
-)  # stable: by notebook, then as written
+EXERCISES = dict(sorted(EXERCISES.items(), key=lambda item: item[1].notebook))  # then as written
 
 __all__ = [
     "EXERCISES",

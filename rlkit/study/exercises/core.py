@@ -234,6 +234,15 @@ def normal(*shape, seed=0, scale=1.0):
     return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def closed_form(expression, **symbols):
+    """A closed form, the sympy expression ``expression()``, as a function of its symbols' values."""
+
+    def function(*values):
+        return float(expression().subs(dict(zip(symbols.values(), values))))
+
+    return function
+
+
 # ---- values and their differences
 
 
