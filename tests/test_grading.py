@@ -1128,7 +1128,7 @@ def hostile_texts(seed=1):
 
 
 def grade_everything(failures):
-    """Grades every hostile text in every way; seconds of this thread's own, whatever else runs."""
+    """Grades every hostile text in every way; returns the seconds of this thread alone."""
     answers_match("x+1", "1+x")  # sympy is imported on the first symbolic comparison
     for text in hostile_texts():
         for gold in ("72", "0.5", "x+1", "(1, 2)"):

@@ -1,4 +1,4 @@
-"""The shipped base model: what it is, where it came from, what it has not seen and how well it does."""
+"""The shipped base model: its files, its recipe, held-out questions, its accuracy."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The map in 00_start_here names every problem of the handout, and what it points at is there."""
+"""The map in 00_start_here names every problem of the handout, and its links lead to their sections."""
 
 import re
 

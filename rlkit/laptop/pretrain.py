@@ -1,5 +1,4 @@
-"""Rebuild the laptop's base model from nothing: tokenizer, pretraining, figures. ``python -m
-rlkit.laptop.pretrain``
+"""Rebuild the laptop's base model: tokenizer, pretraining, figures (``python -m rlkit.laptop.pretrain``).
 
 A four-layer Olmo2 of about a million parameters reads a few million tokens of ``corpus.documents``. The
 matrices learn by Muon (https://kellerjordan.github.io/posts/muon/), everything else by AdamW. One seed fixes

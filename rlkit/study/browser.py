@@ -1,5 +1,4 @@
-"""Look at a rollout batch group by group, every token coloured by a number. First records, then ways to see
-them.
+"""Look at a rollout batch group by group, each token coloured by a number: first records, then views.
 
 records = annotate_rollouts(model, tokenizer, prompts, token_ids, rewards, group_size=8)   # plain dicts
 rollout_html(records, "entropy", group=0)     # a str of static HTML, no script; show it with IPython's HTML
@@ -73,8 +72,7 @@ def annotate_rollouts(
     Args (the rows of a group together, group_size each):
         prompts: N strings. token_ids: N lists, the sampler's own response ids. prompt_token_ids: likewise, or
             None.
-        rewards: N numbers, or a dict of N each with "reward" and, say, "format_reward" (as
-            ``RolloutBatch.rewards``).
+        rewards: N numbers, or a dict of lists of N numbers, such as {"reward": ..., "format_reward": ...}.
         advantages: N numbers; None computes standard GRPO's from the rewards (group mean, standard
             deviation).
         finish_reasons: N strings. old_log_probs: N 1-D rows, one value per response token (as from
@@ -265,8 +263,7 @@ def rollout_html(records, color_by="advantage", group=None) -> str:
     """Static HTML of one group, or of all (folded, the first open). A token's numbers show under the pointer.
 
     color_by: a key of ``COLOR_BY``. All model text is escaped. A clipped token is also underlined, and the
-    headers are text, so that something is left where a page strips inline styles. ValueError: unknown
-    color_by or group.
+    headers are text, for pages that strip inline styles. ValueError: unknown color_by or group.
     """
     groups, limit = _check(records, color_by, group), _limit(records, color_by)
     prompts = {r["prompt"] for r in records}
@@ -332,7 +329,7 @@ def rollout_browser(records):
 
 
 def save_html(records, path) -> Path:
-    """A page of its own with every colouring folded, no script. Returns the path."""
+    """Write one HTML page with all colourings, folded and without scripts. Returns the path."""
     views = [
         f"<details{'' if i else ' open'}><summary><b>coloured by {name}</b></summary>\n"
         f"{rollout_html(records, name)}\n</details>"

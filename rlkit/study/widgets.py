@@ -1,5 +1,4 @@
-"""Knobs that teach, for JupyterLab. Each widget redraws one figure of this file; that figure is the static
-picture.
+"""Figures with sliders, for JupyterLab. Each widget redraws one figure of this file, the static picture.
 
 baseline_figure(p=0.3, b=0.0)              # a matplotlib Figure
 baseline_widget()                          # the same with sliders for p and b

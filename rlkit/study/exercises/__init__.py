@@ -2,15 +2,13 @@
 
     from rlkit.study.exercises import check, hint, reveal
 
-    def group_advantages_std(raw_rewards, group_size, advantage_eps): ...      # a stub: it prints that it is
-    open check.group_advantages_std(group_advantages_std)                           # ✓, or what is wrong and
-    why hint("group_advantages_std")                                               # one more hint per call
-    reveal("group_advantages_std")                                             # the library's own source
-    check.summary()                                                            # where you stand in this
-    kernel
+    def group_advantages_std(raw_rewards, group_size, advantage_eps): ...   # a stub
+    check.group_advantages_std(group_advantages_std)    # open, ✓, or what is wrong and why
+    hint("group_advantages_std")                        # one more hint per call
+    reveal("group_advantages_std")                      # the library's own source
+    check.summary()                                     # your progress in this kernel
 
-``with plugged_in(compute_policy_gradient_loss=mine):`` makes the library's train step use a function of
-yours.
+``with plugged_in(compute_policy_gradient_loss=mine):`` lets the library's train step use your function.
 """
 
 from __future__ import annotations
@@ -121,12 +119,10 @@ def reveal(name: str) -> None:
 
 @contextmanager
 def plugged_in(**functions):
-    """Let the library use your functions in place of its own: ``with
-    plugged_in(compute_policy_gradient_loss=mine):``
+    """The library uses your function instead of its own: ``with plugged_in(compute_policy_gradient_loss=f):``
 
-    Names are those of the handout's components; each function must take and give what the component does.
-    Inside the ``with``, ``grpo_train_step`` and ``train`` call yours. Components of the library come back
-    afterwards.
+    Names are those of the handout's components; a function takes the component's arguments and returns the
+    same kind of result. Inside the ``with``, ``grpo_train_step`` and ``train`` call yours, afterwards ours.
     """
     import rlkit
 
@@ -140,11 +136,8 @@ def plugged_in(**functions):
                 )
             original = getattr(rlkit, name)
             import_module("rlkit.grpo")
-            keep = (
-                original.__module__,
-                "rlkit.study.exercises",
-                "rlkit.study.derivations",
-            )  # its home, and the checkers
+            # not in its home, nor in the checkers
+            keep = (original.__module__, "rlkit.study.exercises", "rlkit.study.derivations")
             for module_name, module in list(sys.modules.items()):
                 if (
                     module_name.startswith("rlkit.")

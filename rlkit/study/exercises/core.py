@@ -1,6 +1,6 @@
 """How an exercise is checked: the attempt beside a plain loop, case by case, and a diagnosis when they part.
 
-A reader never needs this file. An author writes, in one of the sibling modules::
+Readers do not need this file. An author writes, in one of the modules beside it::
 
     @exercise(title="...", difficulty=2, minutes=10, problem="...", notebook="03", cases=my_cases,
               reveals="rlkit.losses:compute_policy_gradient_loss", solution=lambda ...: ..., hints=(...))

@@ -33,7 +33,7 @@ from rlkit.tasks.prompts import Prompt
     ),
 )
 def fill_prompt(template: str, question: str) -> str:
-    """Put the question wherever {question} stands in the template; every other character stays as it is."""
+    """The template with the question at every {question}; all other characters stay as they are."""
     out, i, slot = "", 0, "{question}"
     while i < len(template):
         if template[i : i + len(slot)] == slot:

@@ -56,7 +56,7 @@ def _log_prob_cases():
     ),
 )
 def response_log_probs(model, input_ids, labels):
-    """log pi(label_t | tokens before it), (batch, position), float32 whatever the model's dtype."""
+    """log pi(label_t | tokens before it), (batch, position), float32 for every dtype of the model."""
     rows = []
     for ids, wanted in zip(input_ids, labels.tolist()):
         logits = model(ids[None]).logits[0].double().tolist()

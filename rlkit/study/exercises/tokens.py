@@ -185,7 +185,7 @@ def mask_drops_eos_id(prompts, outputs, tokenizer):
 
 
 @tokenize_prompt_and_output.mistake(
-    "labels are padded with -100, which is no token id; the mask says what counts"
+    "labels are padded with -100, which is not a token id; the mask says which labels count"
 )
 def labels_of_minus_100(prompts, outputs, tokenizer):
     result = _tokenized(prompts, outputs, tokenizer, _right_mask)
