@@ -18,10 +18,11 @@ _PUBLIC = {
     "tasks.grading": "r1_zero_reward_fn question_only_reward_fn",
     "tasks.evaluation": "evaluate",
     "tokenization": "tokenize_prompt_and_output",
+    "batch": "RolloutBatch rollout_batch",
     "log_probs": "get_response_log_probs",
     "advantages": "compute_rollout_rewards compute_group_normalized_rewards",
     "losses": "compute_policy_gradient_loss aggregate_loss_across_microbatch",
-    "grpo": "grpo_train_step",
+    "grpo": "grpo_train_step train_step response_log_probs",
     "algorithms": "Algorithm ALGORITHMS get_algorithm",
     "trainer": "train",
     "support.models": "load_model",
@@ -48,7 +49,8 @@ def __dir__():
 if TYPE_CHECKING:  # pragma: no cover  (for editors and type checkers)
     from rlkit.advantages import compute_group_normalized_rewards, compute_rollout_rewards
     from rlkit.algorithms import ALGORITHMS, Algorithm, get_algorithm
-    from rlkit.grpo import grpo_train_step
+    from rlkit.batch import RolloutBatch, rollout_batch
+    from rlkit.grpo import grpo_train_step, response_log_probs, train_step
     from rlkit.jobs.config import Config
     from rlkit.jobs.environment import doctor
     from rlkit.jobs.runs import Run, load_run

@@ -1,24 +1,16 @@
-"""Fixtures of all tests: where the shared cases and GSM8K lie, and one thread per process."""
+"""Fixtures of all tests: the folders of the cases and of GSM8K, and one thread per process."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-# before torch is imported: several test processes share few cores, and spinning threads would starve each
-# other
+# before torch is imported: test processes share few cores, and spinning threads would starve each other
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 REPO = Path(__file__).resolve().parent.parent
-
-
-def _shared(*parts: str) -> Path:
-    folder = Path(os.environ.get("RLKIT_SHARED") or REPO.parent / "shared").joinpath(*parts)
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not here (set RLKIT_SHARED to the folder that holds {'/'.join(parts)})")
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -29,11 +21,15 @@ def repo() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_cases() -> Path:
-    """The folder with grading.jsonl and faults.jsonl; tests that need it skip where it is absent."""
-    return _shared("cases")
+    """The folder with grading.jsonl and faults.jsonl."""
+    return REPO / "tests" / "data"
 
 
 @pytest.fixture(scope="session")
 def gsm8k_dir() -> Path:
-    """The folder with GSM8K's train.jsonl and test.jsonl; tests that need it skip where it is absent."""
-    return _shared("data", "gsm8k")
+    """The folder with GSM8K's train.jsonl and test.jsonl (not shipped); skips where it is absent."""
+    shared = Path(os.environ.get("RLKIT_SHARED") or REPO.parent / "shared")
+    folder = shared / "data" / "gsm8k"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not here (set RLKIT_SHARED to the folder that holds data/gsm8k)")
+    return folder

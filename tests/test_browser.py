@@ -51,7 +51,7 @@ def old_log_probs(shift=0.5, seed=0):
 
 
 class Page(HTMLParser):
-    """Reads a page strictly: tags must nest; collects the coloured tokens as (group's tokens) text, colour, title."""
+    """Reads a page strictly (tags must nest); collects the coloured tokens: text, colour, title."""
 
     def __init__(self, html):
         super().__init__(convert_charrefs=True)

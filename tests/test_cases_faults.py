@@ -1,6 +1,6 @@
 """Faults that people met in public GRPO code, as small cases with right answers: those of the components.
 
-Each test takes its input and its answer from the shared file, so the values here are not ours.
+Each test takes its input and its answer from tests/data/faults.jsonl.
 """
 
 import copy

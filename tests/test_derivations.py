@@ -21,7 +21,6 @@ def numbers(expression, rates=RATES):
 
 
 # ---- REINFORCE and baselines
-# ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_actions", [2, 3, 4])
@@ -70,7 +69,6 @@ def test_length_normalisation_climbs_reward_per_token_and_makes_baselines_matter
 
 
 # ---- difficulty weights
-# --------------------------------------------------------------------------------------------
 
 
 def test_weights_in_the_limit():
@@ -139,7 +137,6 @@ def test_rft_beside_drgrpo():
 
 
 # ---- surrogates, importance weights
-# ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("block, length", [(1, 2), (1, 3), (2, 4), (3, 3), (4, 4)])
@@ -220,7 +217,6 @@ def test_sequence_weights_grow_exponentially_and_their_geometric_mean_does_not()
 
 
 # ---- clipping and KL
-# -----------------------------------------------------------------------------------------------
 
 
 def test_clip_mask_is_ppos():

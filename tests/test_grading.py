@@ -1,4 +1,4 @@
-"""The graders, against verdicts settled by hand: ours below (other numbers, units, wordings) and the shared cases."""
+"""The graders against verdicts settled by hand: those below, and the cases in tests/data."""
 
 import asyncio
 import json
@@ -18,7 +18,9 @@ from rlkit.tasks.grading import (
     question_only_reward_fn,
     r1_zero_reward_fn,
 )
-from rlkit.tasks.quantities import clean, read_quantity, read_sentence
+from rlkit.tasks.grading.cleaning import clean
+from rlkit.tasks.grading.lenient import read_sentence
+from rlkit.tasks.grading.strict import read_quantity
 
 REWARD_FNS = {"r1_zero": r1_zero_reward_fn, "question_only": question_only_reward_fn}
 
@@ -777,7 +779,7 @@ def test_exact_beyond_floats_and_beyond_pythons_int_limit():
 
 
 def test_gold_comes_first():
-    """An equation may state a number; a number does not state an equation. Swapped arguments would pass the second."""
+    """An equation may state a number, a number no equation. Swapped arguments would pass the second."""
     assert answers_match("5", "x=5") and answers_match("x=5", "5")
     assert not answers_match("5", "x+y=5", fast=False)
 
@@ -898,11 +900,9 @@ def test_clean_never_glues_digits():
     assert clean("\u0667\u0662") == "72" and clean("\u22123") == "-3" and clean("1\\,200") == "1\u00a0200"
 
 
-# ---------------------------------------------------------------------------------------- invented sister
-# cases
-UNITS = "apples|km|dollars|square feet|m^2|km/h|kg|lbs.|tickets each|gallons per minute|red marbles|%|m/s^2".split(
-    "|"
-)
+# ---- invented sister cases
+UNITS = "apples|km|dollars|square feet|m^2|km/h|kg|lbs.|tickets each|gallons per minute|red marbles|%|m/s^2"
+UNITS = UNITS.split("|")
 WORDS = "apples books clips coins dogs euros feet hours miles pounds students weeks".split()
 RIGHT_FORMS = (
     "{n}",
@@ -1025,7 +1025,7 @@ def test_invented_cases():
                 assert answers_match(answer, str(n), fast) is right, (answer, n, fast)
 
 
-# ---------------------------------------------------------------------------------------- hostile text
+# ---- hostile text
 HOSTILE = [
     "(",
     "{",
@@ -1128,7 +1128,7 @@ def hostile_texts(seed=1):
 
 
 def grade_everything(failures):
-    """Grades every hostile text in every way; the seconds are this thread's own, so a busy machine does not count."""
+    """Grades every hostile text in every way; returns the seconds of this thread alone."""
     answers_match("x+1", "1+x")  # sympy is imported on the first symbolic comparison
     for text in hostile_texts():
         for gold in ("72", "0.5", "x+1", "(1, 2)"):
@@ -1202,9 +1202,12 @@ def test_import_is_light_and_grading_is_quiet():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-# ---------------------------------------------------------------------------------------- the shared cases
+# ---- the cases in tests/data
+
+
 def test_shared_cases(shared_cases):
     rows = [json.loads(line) for line in (shared_cases / "grading.jsonl").read_text().splitlines()]
+    assert len(rows) == 548
     rows = [row for row in rows if not row["debatable"]]
     for fast in (True, False):
         hits = {True: [], False: []}  # by "is a phrase"

@@ -1,4 +1,4 @@
-"""The shipped base model: what it is, where it came from, what it has not seen and how well it does."""
+"""The shipped base model: its files, its recipe, held-out questions, its accuracy."""
 
 import hashlib
 import json
@@ -153,7 +153,7 @@ def test_most_reasoning_is_right_and_some_is_wrong():
 
 
 def test_base_accuracy_leaves_room_for_rl(model, tokenizer):
-    """On 128 problems, so the band is wider (two standard errors) than the 4-9 % right and 8-20 % formatted wanted."""
+    """On 128 problems: a wider band (two standard errors) than the 4-9 % right, 8-20 % formatted wanted."""
     result = evaluate(
         make_sampler("transformers", model, tokenizer),
         generate_problems(128, "validation"),

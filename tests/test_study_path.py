@@ -1,4 +1,4 @@
-"""The map in 00_start_here names every problem of the handout, and what it points at is there."""
+"""The map in 00_start_here names every problem of the handout, and its links lead to their sections."""
 
 import re
 
@@ -48,3 +48,5 @@ def test_every_exercise_stands_in_its_notebook(repo):
         (path,) = (repo / "notebooks").glob(f"{exercise.notebook}_*.ipynb")
         code = "\n".join(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code")
         assert f"check.{exercise.name}(" in code, f"{path.name} has no exercise {exercise.name}"
+        written = f"def {exercise.name}(" in code  # else the answer is an expression
+        assert not written or exercise.stub() in code, f"{path.name} has another stub of {exercise.name}"

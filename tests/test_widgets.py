@@ -1,4 +1,4 @@
-"""The widgets redraw when a knob moves, say so where there is no kernel, and their figures are labelled."""
+"""The widgets redraw when a knob moves, ask for a kernel where there is none, and have labelled axes."""
 
 import pytest
 

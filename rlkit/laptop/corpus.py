@@ -1,10 +1,9 @@
-"""The synthetic text the laptop's base model is pretrained on: one document at a time, all drawn from one
-seed.
+"""Synthetic text to pretrain the laptop's base model: documents drawn from one seed.
 
-It imitates what makes a base model a base model. The same word problems appear in many formats (worked
-answers ending in ``#### n``, boxed answers, bare question lists, conversations); the think/answer format that
-RL will reward is rare; some reasoning is wrong, some documents stop half-way. How often the rare format is
-right is the dial for the accuracy that RL starts from. Questions of the validation split never appear
+It imitates the text that base models read. The same word problems appear in many formats (worked answers
+ending in ``#### n``, boxed answers, bare question lists, conversations); the think/answer format that RL
+rewards is rare; some reasoning is wrong, some documents stop half-way. The share of right answers in the rare
+format sets the accuracy that RL starts from. Questions of the validation split never appear
 (``draw_train_story``).
 """
 
@@ -37,7 +36,7 @@ def documents(seed: int) -> Iterator[str]:
 
 
 def draw_train_story(rng: random.Random) -> Story:
-    """A word problem that is not one of the validation split's."""
+    """A word problem of the training split."""
     while True:
         story = draw_story(rng)
         if split_of(story.question) == "train":
@@ -45,15 +44,14 @@ def draw_train_story(rng: random.Random) -> Story:
 
 
 # ---- solutions
-# -----------------------------------------------------------------------------------------------------
 
 
 def solve(rng: random.Random, story: Story, style: str, wrong: float = WRONG) -> tuple[str, int]:
     """A worked solution and the answer it ends with, wrong with probability ``wrong``.
 
     style "short": "15 + 6 = 21. 21 - 5 = 16."; "long": "Tom has 15 plums. Then Tom has 15 + 6 = 21 plums.";
-    "guess": "It must be 17.", no work and mostly wrong. A wrong worked one has a number altered in one step
-    and goes on from there, as people do.
+    "guess": "It must be 17.", without work and mostly wrong. A wrong worked solution has another number in
+    one step and continues from there, as people do.
     """
     if style == "guess":
         answer = story.answer if rng.random() > GUESS_WRONG else max(1, story.answer + rng.randint(-9, 9))
@@ -87,7 +85,6 @@ def _style(rng: random.Random, guess: float = 0.0) -> str:
 
 
 # ---- kinds of documents
-# --------------------------------------------------------------------------------------------
 
 
 def question_answer(rng: random.Random) -> str:
@@ -99,7 +96,7 @@ def question_answer(rng: random.Random) -> str:
 
 
 def worked_list(rng: random.Random) -> str:
-    """Two to four worked problems in one format: where a model learns to go on as the page began."""
+    """Two to four worked problems in one format: here a model learns to keep to a page's format."""
     (head, tail), style = rng.choice(QA_HEADERS), _style(rng)
     end = rng.choice(["\n#### {}", " The answer is {}.", " \\boxed{{{}}}"])
     parts = []
@@ -193,7 +190,7 @@ def think_answer(rng: random.Random) -> str:
 
 
 def think_turns(rng: random.Random) -> str:
-    """Two or three turns that keep to one format, whichever it is: what makes worked examples in a prompt help."""
+    """Two or three turns in one format, so that worked examples in a prompt help."""
     ending, style, turns = _ending(rng), _style(rng, GUESS / 2), []
     for _ in range(rng.randint(2, 3)):
         story = draw_train_story(rng)

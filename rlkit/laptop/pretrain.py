@@ -1,5 +1,4 @@
-"""Rebuild the laptop's base model from nothing: tokenizer, pretraining, figures. ``python -m
-rlkit.laptop.pretrain``
+"""Rebuild the laptop's base model: tokenizer, pretraining, figures (``python -m rlkit.laptop.pretrain``).
 
 A four-layer Olmo2 of about a million parameters reads a few million tokens of ``corpus.documents``. The
 matrices learn by Muon (https://kellerjordan.github.io/posts/muon/), everything else by AdamW. One seed fixes
@@ -86,7 +85,7 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFas
 
 
 def batches(tokenizer, seed: int, rows: int, row_tokens: int):
-    """Endless (rows, row_tokens) int64 batches. Each row starts with a document; the last one in it is cut off."""
+    """Endless (rows, row_tokens) int64 batches. A row starts with a document; its last one is cut off."""
     stream, eos, batch = documents(seed), tokenizer.eos_token_id, []
     while True:
         docs = tokenizer(list(islice(stream, 512)), add_special_tokens=False)["input_ids"]
@@ -102,7 +101,7 @@ def batches(tokenizer, seed: int, rows: int, row_tokens: int):
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is replaced by the nearest orthogonal matrix, for the 2-D weights of the layers."""
+    """Momentum; the update is the nearest orthogonal matrix. For the 2-D weights of the layers."""
 
     def __init__(self, params, lr: float, momentum: float = 0.95, weight_decay: float = 0.0):
         super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
@@ -137,7 +136,7 @@ def orthogonalize(g: torch.Tensor, steps: int = 5) -> torch.Tensor:
 
 
 def pretrain(recipe: dict) -> tuple[Olmo2ForCausalLM, PreTrainedTokenizerFast, dict]:
-    """Train tokenizer and model; returns them and a record of what happened (corpus statistics, losses, seconds)."""
+    """Train tokenizer and model; returns them and a record (corpus statistics, losses, seconds)."""
     r = argparse.Namespace(**recipe)
     torch.set_num_threads(r.threads)
     torch.manual_seed(r.seed)
@@ -228,7 +227,7 @@ def save(out: Path, model, tokenizer, provenance: dict) -> None:
 
 
 def base_figures(model, tokenizer, n: int = 512, seed: int = 0) -> dict:
-    """Accuracy, format rate and their standard errors on ``n`` validation problems, for each prompt, at T = 1."""
+    """Accuracy, format rate and standard errors on ``n`` validation problems, for each prompt, at T = 1."""
     from rlkit.samplers import make_sampler
     from rlkit.tasks.evaluation import evaluate
     from rlkit.laptop.problems import generate_problems

@@ -1,5 +1,4 @@
-"""Look at a rollout batch group by group, every token coloured by a number. First records, then ways to see
-them.
+"""Look at a rollout batch group by group, each token coloured by a number: first records, then views.
 
 records = annotate_rollouts(model, tokenizer, prompts, token_ids, rewards, group_size=8)   # plain dicts
 rollout_html(records, "entropy", group=0)     # a str of static HTML, no script; show it with IPython's HTML
@@ -73,8 +72,7 @@ def annotate_rollouts(
     Args (the rows of a group together, group_size each):
         prompts: N strings. token_ids: N lists, the sampler's own response ids. prompt_token_ids: likewise, or
             None.
-        rewards: N numbers, or a dict of N each with "reward" and, say, "format_reward" (as
-            ``RolloutBatch.rewards``).
+        rewards: N numbers, or a dict of lists of N numbers, such as {"reward": ..., "format_reward": ...}.
         advantages: N numbers; None computes standard GRPO's from the rewards (group mean, standard
             deviation).
         finish_reasons: N strings. old_log_probs: N 1-D rows, one value per response token (as from
@@ -169,7 +167,7 @@ def _score(model, part, method, cliprange, temperature):
 
 
 def _tokens(tokenizer, ids, column):
-    """One dict a token; the texts joined are the response, a character cut in two belongs to its last token."""
+    """One dict per token. The texts joined are the response; a character cut in two is its last token's."""
     special, seen, done, tokens = set(tokenizer.all_special_ids), [], "", []
     for i, token_id in enumerate(ids):
         if token_id in special:
@@ -224,8 +222,8 @@ def _legend(records, color_by, limit):
     return (
         f"colour: {escape(title)} "
         + " ".join(
-            f'<span style="background-color:{_color(v, limit or 1)};border:1px solid #999999;padding:0 4px">{escape(label)}'
-            "</span>"
+            f'<span style="background-color:{_color(v, limit or 1)};border:1px solid #999999;padding:0 4px">'
+            f"{escape(label)}</span>"
             for v, label in zip(stops, labels)
         )
         + " (underlined: clipped)"
@@ -233,7 +231,7 @@ def _legend(records, color_by, limit):
 
 
 def _shown(token):
-    """The token's text with line breaks, tabs and control characters made visible; a line break stays one as well."""
+    """The token's text with line breaks, tabs and control characters made visible; line breaks are kept."""
     text = token["text"].replace("\n", "↵\n").replace("\t", "⇥")
     return "".join(chr(0x2400 + ord(c)) if ord(c) < 32 and c != "\n" else c for c in text) or "▯"
 
@@ -262,12 +260,10 @@ def _check(records, color_by, group=None):
 
 
 def rollout_html(records, color_by="advantage", group=None) -> str:
-    """Static HTML of one group, or of all (folded, the first open). Hold the pointer over a token for its
-    numbers.
+    """Static HTML of one group, or of all (folded, the first open). A token's numbers show under the pointer.
 
     color_by: a key of ``COLOR_BY``. All model text is escaped. A clipped token is also underlined, and the
-    headers are text, so that something is left where a page strips inline styles. ValueError: unknown
-    color_by or group.
+    headers are text, for pages that strip inline styles. ValueError: unknown color_by or group.
     """
     groups, limit = _check(records, color_by, group), _limit(records, color_by)
     prompts = {r["prompt"] for r in records}
@@ -333,7 +329,7 @@ def rollout_browser(records):
 
 
 def save_html(records, path) -> Path:
-    """A page of its own with every colouring folded, no script. Returns the path."""
+    """Write one HTML page with all colourings, folded and without scripts. Returns the path."""
     views = [
         f"<details{'' if i else ' open'}><summary><b>coloured by {name}</b></summary>\n"
         f"{rollout_html(records, name)}\n</details>"

@@ -1,5 +1,4 @@
-"""Knobs that teach, for JupyterLab. Each widget redraws one figure of this file; that figure is the static
-picture.
+"""Figures with sliders, for JupyterLab. Each widget redraws one figure of this file, the static picture.
 
 baseline_figure(p=0.3, b=0.0)              # a matplotlib Figure
 baseline_widget()                          # the same with sliders for p and b
@@ -18,7 +17,7 @@ from rlkit.study import derivations
 
 
 def _interactive(draw, name, **knobs):
-    """An ipywidgets box: the knobs above, below them the figure that ``draw`` returns, redrawn when a knob moves."""
+    """An ipywidgets box: knobs, and below them the figure of ``draw``, drawn again when a knob moves."""
     import ipywidgets
 
     class Knobs(ipywidgets.VBox):
@@ -41,12 +40,10 @@ def _interactive(draw, name, **knobs):
 
 
 # ---- baselines and variance
-# -----------------------------------------------------------------------------------------
 
 
 def baseline_figure(p: float = 0.3, b: float = 0.0):
-    """Variance per sample of (r - b) grad log pi, Bernoulli policy: against p (left), against b at this p
-    (right).
+    """Variance per sample of (r - b) grad log pi, Bernoulli policy: against p (left) and b (right).
 
     p in (0, 1): success rate. b: the baseline. Curves are ``derivations.baseline_variance`` with n = 1.
     """
@@ -89,12 +86,10 @@ def baseline_widget():
 
 
 # ---- difficulty weights
-# ---------------------------------------------------------------------------------------------
 
 
 def difficulty_figure(group_size: int = 8, normalizers=("none", "std", "mean"), advantage_eps: float = 1e-6):
-    """The weight w_G(p) each normaliser gives a prompt of success rate p: solid for this G, dotted for G to
-    infinity.
+    """Each normaliser's weight w_G(p) of a prompt with success rate p: solid for G, dotted for infinite G.
 
     Solid curves go through the library's ``compute_group_normalized_rewards`` (exact, over K = 0..G right
     answers).
@@ -132,12 +127,10 @@ def difficulty_widget():
 
 
 # ---- the clipped objective
-# ------------------------------------------------------------------------------------------
 
 
 def clip_figure(advantage: float = 1.0, cliprange: float = 0.2, ratio: float = 1.0):
-    """The objective against the ratio w (left) and what multiplies grad log pi (right), for PPO, no clip and
-    CISPO.
+    """The objective (left) and the factor of grad log pi (right) against w: PPO, no clip and CISPO.
 
     Both are measured on ``compute_policy_gradient_loss``, the right one by autograd. CISPO's objective is not
     drawn: its value means nothing, only its gradient does.

@@ -2,33 +2,30 @@
 
     from rlkit.study.exercises import check, hint, reveal
 
-    def group_advantages_std(raw_rewards, group_size, advantage_eps): ...      # a stub: it prints that it is
-    open check.group_advantages_std(group_advantages_std)                           # ✓, or what is wrong and
-    why hint("group_advantages_std")                                               # one more hint per call
-    reveal("group_advantages_std")                                             # the library's own source
-    check.summary()                                                            # where you stand in this
-    kernel
+    def group_advantages_std(raw_rewards, group_size, advantage_eps): ...   # a stub
+    check.group_advantages_std(group_advantages_std)    # open, ✓, or what is wrong and why
+    hint("group_advantages_std")                        # one more hint per call
+    reveal("group_advantages_std")                      # the library's own source
+    check.summary()                                     # your progress in this kernel
 
-``with plugged_in(compute_policy_gradient_loss=mine):`` makes the library's train step use a function of
-yours.
+``with plugged_in(compute_policy_gradient_loss=mine):`` lets the library's train step use your function.
 """
 
 from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import import_module
 
 import pandas as pd
 
 from rlkit.study.exercises.core import EXERCISES, Exercise, Mistake, OpenExercise, Result, exercise
+from rlkit.support.checks import hint as close_name
 
-for _module in ("prompts", "scoring", "advantages", "losses", "steps", "derived", "supplement"):
+_FILES = "prompts tokens scoring advantages losses clipping steps baselines difficulty surrogates supplement"
+for _module in _FILES.split():
     import_module(f"rlkit.study.exercises.{_module}")
-EXERCISES = dict(
-    sorted(EXERCISES.items(), key=lambda item: item[1].notebook)
-)  # stable: by notebook, then as written
+EXERCISES = dict(sorted(EXERCISES.items(), key=lambda item: item[1].notebook))  # then as written
 
 __all__ = [
     "EXERCISES",
@@ -47,16 +44,12 @@ __all__ = [
 def get_exercise(name: str) -> Exercise:
     if name in EXERCISES:
         return EXERCISES[name]
-    close = get_close_matches(str(name), EXERCISES, n=1)
-    raise ValueError(
-        f"exercise: got {name!r}; "
-        + (f"did you mean {close[0]!r}? " if close else "")
-        + f"expected one of the {len(EXERCISES)} names in check.summary()"
-    )
+    known = f"expected one of the {len(EXERCISES)} names in check.summary()"
+    raise ValueError(f"exercise: got {name!r}{close_name(name, EXERCISES)}; {known}")
 
 
 class _Check:
-    """``check.<name>(your_function)`` prints one line. ``check.summary()`` is a table of this kernel's progress."""
+    """``check.<name>(your_function)`` prints one line; ``check.summary()`` is a table of your progress."""
 
     def __init__(self):
         self._status: dict[str, str] = {}
@@ -126,12 +119,10 @@ def reveal(name: str) -> None:
 
 @contextmanager
 def plugged_in(**functions):
-    """Let the library use your functions in place of its own: ``with
-    plugged_in(compute_policy_gradient_loss=mine):``
+    """The library uses your function instead of its own: ``with plugged_in(compute_policy_gradient_loss=f):``
 
-    Names are those of the handout's components; each function must take and give what the component does.
-    Inside the ``with``, ``grpo_train_step`` and ``train`` call yours. Components of the library come back
-    afterwards.
+    Names are those of the handout's components; a function takes the component's arguments and returns the
+    same kind of result. Inside the ``with``, ``grpo_train_step`` and ``train`` call yours, afterwards ours.
     """
     import rlkit
 
@@ -145,11 +136,8 @@ def plugged_in(**functions):
                 )
             original = getattr(rlkit, name)
             import_module("rlkit.grpo")
-            keep = (
-                original.__module__,
-                "rlkit.study.exercises",
-                "rlkit.study.derivations",
-            )  # its home, and the checkers
+            # not in its home, nor in the checkers
+            keep = (original.__module__, "rlkit.study.exercises", "rlkit.study.derivations")
             for module_name, module in list(sys.modules.items()):
                 if (
                     module_name.startswith("rlkit.")

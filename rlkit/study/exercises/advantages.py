@@ -31,7 +31,8 @@ def _boolean_reward(response, truth):
     minutes=5,
     problem="compute_rollout_rewards",
     notebook="03",
-    reveals=("rlkit.advantages:compute_rollout_rewards", "rlkit.advantages:grade_responses"),
+    reveals="rlkit.advantages:grade_responses",
+    door="rlkit.advantages:compute_rollout_rewards",
     axes=("row",),
     solution=compute_rollout_rewards,
     observe=lambda attempt, *arguments: _rewards_observed(attempt(*arguments)),
@@ -43,7 +44,7 @@ def _boolean_reward(response, truth):
     hints="Call reward_fn(response, ground_truth) row by row; the metadata holds the mean of each reward.",
 )
 def rollout_rewards(reward_fn, rollout_responses, repeated_ground_truths):
-    """(raw_rewards, metadata): a float tensor (N,) of "reward", and {"reward": mean, "format_reward": mean}."""
+    """(raw_rewards, metadata): float tensor (N,) of "reward", and {"reward": mean, "format_reward": mean}."""
     rows = [reward_fn(r, t) for r, t in zip(rollout_responses, repeated_ground_truths)]
     means = {name: sum(float(row[name]) for row in rows) / len(rows) for name in ("reward", "format_reward")}
     return {"raw_rewards": [float(row["reward"]) for row in rows], "floating": True, **means}
@@ -108,7 +109,12 @@ def _advantage_cases(eps=True):
     problem="compute_group_normalized_rewards_grpo",
     notebook="03",
     axes=("row",),
-    reveals="rlkit.advantages:compute_group_normalized_rewards",
+    reveals=(
+        "rlkit.advantages:group_mean",
+        "rlkit.advantages:group_std",
+        "rlkit.advantages:group_advantages",
+    ),
+    door="rlkit.advantages:compute_group_normalized_rewards",
     cases=_advantage_cases,
     solution=lambda raw, size, eps: compute_group_normalized_rewards(raw, size, "mean", eps, "std")[0],
     hints=(
@@ -117,7 +123,7 @@ def _advantage_cases(eps=True):
     ),
 )
 def group_advantages_std(raw_rewards, group_size, advantage_eps):
-    """(reward - group mean) / (group standard deviation + advantage_eps), (N,); row i is in group i // group_size."""
+    """(reward - group mean) / (group std + advantage_eps), (N,); row i is in group i // group_size."""
     result = []
     for group in _groups(raw_rewards, group_size):
         mean = sum(group) / len(group)
@@ -177,7 +183,12 @@ group_advantages_std.mistake("it works in place on the rewards it was given", "i
     minutes=5,
     problem="compute_group_normalized_rewards_drgrpo",
     notebook="05",
-    reveals="rlkit.advantages:compute_group_normalized_rewards",
+    reveals=(
+        "rlkit.advantages:group_mean",
+        "rlkit.advantages:undivided",
+        "rlkit.advantages:group_advantages",
+    ),
+    door="rlkit.advantages:compute_group_normalized_rewards",
     axes=("row",),
     cases=lambda: _advantage_cases(eps=False),
     solution=lambda raw, size: compute_group_normalized_rewards(raw, size, "mean", 1e-6, "none")[0],
@@ -211,7 +222,8 @@ group_advantages_none.mistake(
     minutes=5,
     problem="compute_group_normalized_rewards_maxrl",
     notebook="05",
-    reveals="rlkit.advantages:compute_group_normalized_rewards",
+    reveals=("rlkit.advantages:group_mean", "rlkit.advantages:group_advantages"),
+    door="rlkit.advantages:compute_group_normalized_rewards",
     axes=("row",),
     cases=_advantage_cases,
     solution=lambda raw, size, eps: compute_group_normalized_rewards(raw, size, "mean", eps, "mean")[0],
@@ -255,7 +267,8 @@ group_advantages_mean.mistake("the mean is not subtracted", "maxrl_not_centred")
     minutes=5,
     problem="grpo_train_step_off_policy",
     notebook="06",
-    reveals="rlkit.advantages:compute_group_normalized_rewards",
+    reveals=("rlkit.trainer:advantages_of", "rlkit.batch:RolloutBatch.select"),
+    door="rlkit.trainer:train",
     axes=("row",),
     solution=lambda raw, size, rows: compute_group_normalized_rewards(raw, size)[0][rows],
     cases=lambda: [
@@ -265,7 +278,7 @@ group_advantages_mean.mistake("the mean is not subtracted", "maxrl_not_centred")
     hints="When were the rewards of the whole group known? Normalise then, pick rows afterwards.",
 )
 def offpolicy_advantages(raw_rewards, group_size, rows):
-    """Standard GRPO advantages (eps 1e-6) of the listed rows only, from the rewards (N,) of the whole rollout batch."""
+    """GRPO advantages (eps 1e-6) of the listed rows, from the rewards (N,) of the whole rollout batch."""
     whole = group_advantages_std.reference(raw_rewards, group_size, 1e-6)
     return [whole[row] for row in rows]
 
@@ -304,7 +317,7 @@ offpolicy_advantages.mistake("rows come back sorted, not in the order asked for"
     ),
 )
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The chance that k of n samples, c of them right, drawn without putting back, hold at least one right one."""
+    """The chance of a right one among k of n samples (c are right), drawn without putting back."""
     all_wrong = 1.0
     for i in range(k):
         all_wrong *= max(n - c - i, 0) / (n - i)

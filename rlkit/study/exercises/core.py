@@ -1,6 +1,6 @@
 """How an exercise is checked: the attempt beside a plain loop, case by case, and a diagnosis when they part.
 
-A reader never needs this file. An author writes, in one of the sibling modules::
+Readers do not need this file. An author writes, in one of the modules beside it::
 
     @exercise(title="...", difficulty=2, minutes=10, problem="...", notebook="03", cases=my_cases,
               reveals="rlkit.losses:compute_policy_gradient_loss", solution=lambda ...: ..., hints=(...))
@@ -16,12 +16,15 @@ clause: the reader sees it after "This is what a known mistake gives –".
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import math
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
+from operator import attrgetter
 
 import sympy as sp
 import torch
@@ -44,7 +47,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Result:
-    """status: "right", "wrong" or "open". message: one line. diagnosis: name of the recognised mistake, or None."""
+    """status: "right", "wrong" or "open". message: one line. diagnosis: a known mistake's name, or None."""
 
     status: str
     message: str
@@ -53,7 +56,7 @@ class Result:
 
 @dataclass
 class Exercise:
-    """One exercise. ``cases()`` gives fresh (label, arguments); ``observe`` turns a call into what is compared."""
+    """One exercise. ``cases()`` gives fresh (label, arguments); ``observe`` gives what is compared."""
 
     name: str
     title: str
@@ -63,9 +66,10 @@ class Exercise:
     notebook: str  # "02" to "08"
     reference: Callable
     cases: Callable[[], list[tuple[str, tuple]]]
-    reveals: tuple[str, ...]  # "module:name" of the library's own code
+    reveals: tuple[str, ...]  # "module:name" of the library's code that does the work, see ``source_of``
     solution: Callable  # the library's function with the reader's signature
     hints: tuple[str, ...] = ()
+    door: str = ""  # "module:name" of the public function that calls what ``reveals`` names
     observe: Callable | None = None  # observe(attempt, *arguments) -> plain value; None: call it
     symbols: tuple[str, ...] = ()  # for an exercise whose answer may be a sympy expression
     axes: tuple[str, ...] = ("row", "token")
@@ -90,12 +94,12 @@ class Exercise:
     def stub(self) -> str:
         """The cell a notebook starts from."""
         doc = inspect.getdoc(self.reference) or ""
-        body = "\n".join(f"    {line}".rstrip() for line in f'"""{doc}'.splitlines())
+        opening = 'r"""' if "\\" in doc else '"""'
+        body = "\n".join(f"    {line}".rstrip() for line in f"{opening}{doc}".splitlines())
         closing = '"""' if "\n" not in doc else '\n    """'
         return f"def {self.signature}:\n{body}{closing}\n    ..."
 
     # ---- checking
-    # ---------------------------------------------------------------------------------------------
 
     def check(self, attempt) -> Result:
         """Run every case. Never raises for what the attempt does."""
@@ -171,15 +175,25 @@ class Exercise:
         return partial or besides
 
     def source(self) -> str:
-        """The library's own source for this exercise."""
-        parts = []
-        for path in self.reveals:
-            module, _, name = path.partition(":")
-            home = import_module(module)
-            for attribute in name.split("."):
-                home = getattr(home, attribute)
-            parts.append(f"# {module}\n{inspect.getsource(inspect.unwrap(home))}")
-        return "\n".join(parts)
+        """The library's own source for this exercise, and the public function that calls it."""
+        parts = [source_of(path) for path in self.reveals]
+        parts += [f"# called by {self.door.replace(':', '.')}"] if self.door else []
+        return "\n\n".join(parts)
+
+
+def source_of(path: str) -> str:
+    """The source of "module:name" under a line that says where it stands.
+
+    "module:name:for row in" is the first statement inside that function which starts with these words.
+    """
+    module, name, *start = path.split(":", 2)
+    source = inspect.getsource(inspect.unwrap(attrgetter(name)(import_module(module))))
+    source, inside = textwrap.dedent(source).rstrip(), name.rpartition(".")[0]
+    if start:
+        statements = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt))
+        texts = (ast.get_source_segment(source, node, padded=True) for node in statements)
+        source, inside = next(text for text in texts if text.lstrip().startswith(start[0])), name
+    return f"# {module}{inside and f', in {inside}'}\n{textwrap.dedent(source)}"
 
 
 EXERCISES: dict[str, Exercise] = {}
@@ -210,7 +224,6 @@ def exercise(*, title, difficulty, minutes, problem, notebook, cases, reveals, s
 
 
 # ---- inputs of the cases
-# --------------------------------------------------------------------------------------------
 
 
 def tensor(values, dtype=torch.float64):
@@ -221,12 +234,20 @@ def normal(*shape, seed=0, scale=1.0):
     return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def closed_form(expression, **symbols):
+    """A closed form, the sympy expression ``expression()``, as a function of its symbols' values."""
+
+    def function(*values):
+        return float(expression().subs(dict(zip(symbols.values(), values))))
+
+    return function
+
+
 # ---- values and their differences
-# -----------------------------------------------------------------------------------
 
 
 def plain(value):
-    """Tensors, arrays, tuples and numbers of any library as nested lists, dicts, bools, ints, floats and strings."""
+    """Tensors, arrays, tuples and any library's numbers as lists, dicts, bools, ints, floats and strings."""
     if isinstance(value, torch.Tensor):
         return value.detach().tolist()
     if isinstance(value, dict):
@@ -241,7 +262,7 @@ def plain(value):
 
 
 def evaluate(attempt, values):
-    """An answer that is a number, a sympy expression in the named symbols, a tuple of them, or a function of them."""
+    """An answer: a number, a sympy expression in the symbols, a tuple of them, or a function of them."""
     if isinstance(attempt, (tuple, list, sp.MatrixBase)):
         return [evaluate(item, values) for item in attempt]
     if isinstance(attempt, sp.Basic):

@@ -33,7 +33,7 @@ from rlkit.tasks.prompts import Prompt
     ),
 )
 def fill_prompt(template: str, question: str) -> str:
-    """Put the question wherever {question} stands in the template; every other character stays as it is."""
+    """The template with the question at every {question}; all other characters stay as they are."""
     out, i, slot = "", 0, "{question}"
     while i < len(template):
         if template[i : i + len(slot)] == slot:
@@ -85,7 +85,7 @@ fill_prompt.mistake("% formatting reads the percent signs of the text", "fill_pe
     ),
 )
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last \boxed{...}, its braces balanced; None if there is no box or it never closes."""
+    r"""The content of the last \boxed{...}, its braces balanced; None without a box that closes."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None
@@ -184,7 +184,7 @@ def boxed_empty_is_none(text):
     ),
 )
 def extract_answer(response: str) -> str | None:
-    """The text in the last answer tag, or None unless '</think> <answer>' and, after it, '</answer>' are there."""
+    """The text in the last answer tag; None unless '</think> <answer>' and a later '</answer>' are there."""
     start = response.find("</think> <answer>")
     if start < 0 or response.find("</answer>", start) < 0:
         return None

@@ -40,7 +40,8 @@ def value_and_gradient(attempt, per_token_loss, mask, *rest):
     problem="aggregate_loss_across_microbatch_sequence",
     notebook="03",
     observe=value_and_gradient,
-    reveals="rlkit.losses:aggregate_loss_across_microbatch",
+    reveals=("rlkit.losses:masked_sums", "rlkit.losses:sequence_mean"),
+    door="rlkit.losses:aggregate_loss_across_microbatch",
     cases=_aggregation_cases,
     solution=aggregate_loss_across_microbatch,
     hints=(
@@ -50,7 +51,7 @@ def value_and_gradient(attempt, per_token_loss, mask, *rest):
     ),
 )
 def aggregate_sequence(per_token_loss, mask):
-    """The mean over each row's masked tokens, then over all B rows; an empty row adds 0 and still counts. A scalar."""
+    """Mean over each row's masked tokens, then over all B rows (an empty row adds 0 and counts): a scalar."""
     n_rows = len(per_token_loss)
     total, gradient = 0.0, []
     for losses, flags in zip(per_token_loss.tolist(), mask.tolist()):
@@ -88,7 +89,8 @@ aggregate_sequence.mistake("the mask is ignored", "mask_ignored")(lambda x, m: x
     problem="aggregate_loss_across_microbatch_constant",
     notebook="05",
     observe=value_and_gradient,
-    reveals="rlkit.losses:aggregate_loss_across_microbatch",
+    reveals=("rlkit.losses:masked_sums", "rlkit.losses:constant_sum"),
+    door="rlkit.losses:aggregate_loss_across_microbatch",
     cases=lambda: _aggregation_cases(16),
     solution=lambda x, m, z: aggregate_loss_across_microbatch(x, m, "constant", z),
     hints="A masked sum over one number. That number already covers the whole batch.",
@@ -155,7 +157,8 @@ def _microbatch_cases():
     minutes=15,
     problem="grpo_train_step_standard_on_policy",
     notebook="03",
-    reveals="rlkit.grpo:grpo_train_step",
+    reveals=("rlkit.batch:RolloutBatch.split", "rlkit.grpo:train_step:for rows in batch.split"),
+    door="rlkit.grpo:train_step",
     axes=("microbatch",),
     solution=_library_microbatches,
     cases=_microbatch_cases,
@@ -247,7 +250,8 @@ def _library_pruned(advantages, score_row):
     minutes=10,
     problem="grpo_train_step_variants_on_policy",
     notebook="05",
-    reveals="rlkit.grpo:grpo_train_step",
+    reveals=("rlkit.grpo:rows_that_teach", "rlkit.grpo:train_step:if normalize is sequence_mean"),
+    door="rlkit.grpo:train_step",
     axes=("entry",),
     observe=_pruning_observed,
     solution=_library_pruned,
@@ -307,7 +311,8 @@ pruned_loss.mistake("small advantages are taken for zero", "prunes_small")(
     minutes=5,
     problem="grpo_train_step_off_policy",
     notebook="06",
-    reveals="rlkit.grpo:select_rows",
+    reveals=("rlkit.batch:RolloutBatch.select", "rlkit.batch:RolloutBatch.apply"),
+    door="rlkit.trainer:train",
     axes=("result", "row", "token"),
     solution=lambda rows, advantages, old, new: (advantages[rows], (new[rows] - old[rows]).exp()),
     cases=lambda: [

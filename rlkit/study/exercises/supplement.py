@@ -57,8 +57,8 @@ def _library_packing(documents, seq_length):
 def pack_documents(documents, seq_length):
     """{"input_ids", "labels"}, lists of chunks of seq_length ids, from documents (lists of ids).
 
-    Documents are joined into one stream, each followed by the end-of-text id 1. Chunk i is stream[i L : (i +
-    1) L] and its labels are the same shifted by one. What does not fill a chunk is dropped.
+    Documents are joined into one stream, each followed by the end-of-text id 1. Chunk i is
+    stream[i L : (i + 1) L], and its labels are the same shifted by one. A last part of a chunk is dropped.
     """
     stream = [token for document in documents for token in (*document, EOS)]
     result, start = {"input_ids": [], "labels": []}, 0
@@ -146,7 +146,7 @@ pack_documents.mistake("each document is cut by itself: nothing is packed", "pac
     ),
 )
 def dpo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta):
-    """-log sigmoid(beta [(log pi(yw) - log ref(yw)) - (log pi(yl) - log ref(yl))]), elementwise; log-probs are (N,)."""
+    """-log sigmoid(beta [(log pi(yw) - log ref(yw)) - (log pi(yl) - log ref(yl))]), (N,) from (N,)."""
     losses = []
     for a, b, c, d in zip(*(t.tolist() for t in (policy_chosen, policy_rejected, ref_chosen, ref_rejected))):
         x = -beta * ((a - c) - (b - d))
@@ -199,7 +199,7 @@ dpo_loss.mistake("the rejected answer's reference enters with the wrong sign", "
     hints="Look for 'answer is X' first, last match; then for a response that is nothing but a letter.",
 )
 def parse_mmlu(response: str) -> str | None:
-    """The chosen letter A-D, or None. 'The answer is X' (or '(X)'; the last such claim counts) or a letter alone."""
+    """The chosen letter A-D, or None: from the last 'answer is X' or '(X)', or from a letter alone."""
     words = (
         response.replace("(", " ")
         .replace(")", " ")
@@ -256,7 +256,7 @@ parse_mmlu.mistake("'nothing parses' is the empty string, not None", "mmlu_empty
     hints="An optional sign, digits with commas, an optional point followed by digits. Take the last match.",
 )
 def parse_gsm8k(response: str) -> str | None:
-    """The last number of the response without commas, as text (a final full stop is no part of it), or None."""
+    """The response's last number as text, without commas (and without a final full stop), or None."""
     numbers, current = [], ""
     for i, c in enumerate(response + " "):
         following = response[i + 1 : i + 2]
