@@ -62,8 +62,8 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
     config = config.resolved(algorithm)
     if (model is None) != (tokenizer is None):
         raise ValueError("model, tokenizer: got one of them, expected both or none")
-    given = dict(model=model, tokenizer=tokenizer, own_sampler=sampler is None)
-    outlook = plan(config, algorithm=algorithm, **given)
+    own = sampler is None
+    outlook = plan(config, algorithm=algorithm, model=model, tokenizer=tokenizer, own_sampler=own)
     if config.dry_run:
         return print(outlook["text"], flush=True)
     if outlook["errors"]:
@@ -157,6 +157,7 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
 
 def advantages_of(batch: RolloutBatch, rewards: PerPosition, algorithm, advantage_eps: float) -> dict:
     """Gives each row its advantage, from the whole of its group; returns the groups' metrics."""
+    assert batch.groups is not None
     rows = rows_by_group(batch.groups)
     advantages, metrics = compute_group_normalized_rewards(
         rewards[rows.flatten()],

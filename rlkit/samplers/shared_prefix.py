@@ -70,7 +70,8 @@ class SharedPrefixCache(Cache):
         super().__init__(layers=[])
         self.parts: list[dict[str, _Part]] = []
         self.calls = [0, 0]  # cache updates and attentions of this forward pass
-        self.group_bias = self.slots = self.places = None
+        self.group_bias: torch.Tensor | None = None
+        self.slots = self.places = None
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         while len(self.parts) <= layer_idx:
@@ -117,8 +118,8 @@ class SharedPrefixCache(Cache):
 
 
 def shared_prefix_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
-    """Attention of ``query`` (rows, heads, T, head size) over the active cache's parts, as transformers asks."""
-    cache: SharedPrefixCache = getattr(_active, "cache", None)
+    """Attention of ``query`` (rows, heads, T, head size) over the parts of the active cache."""
+    cache: SharedPrefixCache | None = getattr(_active, "cache", None)
     if cache is None:
         raise RuntimeError(f"attention {NAME!r} works only inside rlkit's sampler")
     if (
@@ -166,7 +167,8 @@ def shared_prefix_attention(module, query, key, value, attention_mask, scaling=N
     scores.append(s)
     values.append(lambda p: p @ v)
     probs = torch.cat(scores, dim=-1).softmax(dim=-1, dtype=torch.float32).to(query.dtype)
-    out = sum(of(p) for of, p in zip(values, probs.split([s.shape[-1] for s in scores], dim=-1)))
+    pieces = probs.split([s.shape[-1] for s in scores], dim=-1)
+    out = sum((of(p) for of, p in zip(values[1:], pieces[1:])), values[0](pieces[0]))
     return out.transpose(0, 1).reshape(rows, heads, new, -1).transpose(1, 2).contiguous(), None
 
 
@@ -296,12 +298,12 @@ class PlainDecoder:
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         return self._forward(tokens[:, None])
 
-    def keep(self, rows: torch.Tensor) -> None:
+    def keep(self, rows) -> None:
         self.cache.reorder_cache(rows)
 
 
 def make_decoder(model, token_id: int) -> SharedPrefixDecoder | PlainDecoder:
-    """The shared-prefix decoder if the model's attention allows it (tried on ``token_id``), else the plain one."""
+    """The shared-prefix decoder if the model's attention allows it (tried on ``token_id``), else the plain."""
     try:
         decoder = SharedPrefixDecoder(model)
         decoder.start([[token_id, token_id]], [1])

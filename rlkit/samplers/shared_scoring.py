@@ -30,11 +30,12 @@ def get_shared_prefix_log_probs(
     Where the model, or the batch, does not allow it, this is ``get_response_log_probs``.
     """
     check_scoring(input_ids, labels, response_mask, temperature)
-    first = response_mask.int().argmax(dim=1) if labels.numel() else None  # predicts the first response token
-    whole = first is not None and bool(response_mask.any(dim=1).all()) and int(first.min()) > 0
+    # where each row's first response token is predicted
+    first = response_mask.int().argmax(dim=1) if labels.numel() else labels.new_zeros(1)
+    whole = bool(response_mask.any(dim=1).all()) and int(first.min()) > 0
     if not whole or not can_share_prefix(model, labels):
-        options = dict(response_mask=response_mask, temperature=temperature)
-        return get_response_log_probs(model, input_ids, labels, return_token_entropy, **options)
+        rest = (model, input_ids, labels, return_token_entropy)
+        return get_response_log_probs(*rest, response_mask=response_mask, temperature=temperature)
     hidden = tail_hidden_states(model, input_ids, response_mask, first)  # (B, tail, hidden)
     rows, columns = response_mask.nonzero(as_tuple=True)
     features = hidden.flatten(0, 1)[rows * hidden.shape[1] + columns - first[rows]]

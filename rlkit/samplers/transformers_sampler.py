@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from contextlib import contextmanager
 from hashlib import blake2b
+from typing import Any
 
 import torch
 
@@ -196,7 +197,7 @@ class TransformersSampler:
             end_of_text_ids(model, tokenizer) if eos_token_ids is None else sorted(set(eos_token_ids))
         )
         self.show_progress = show_progress
-        self._decoder = None
+        self._decoder: Any = None
         self._token_texts, self._stop = None, {}
 
     def generate(self, prompts: list[str], params: SamplingParams, n: int = 1) -> list[list[Completion]]:
@@ -211,14 +212,15 @@ class TransformersSampler:
         prompt_ids = encode_prompts(self.tokenizer, prompts, params.max_tokens, room)
         if not prompts:
             return []
-        rows = {(i, copy): None for i in range(len(prompts)) for copy in range(n)}
+        rows: dict[tuple[int, int], Completion] = {}
+        total = n * len(prompts)
         with (
             torch.inference_mode(),
             _evaluating(self.model),
-            progress(total=len(rows), desc="sampling", disable=None if self.show_progress else True) as bar,
+            progress(total=total, desc="sampling", disable=None if self.show_progress else True) as bar,
         ):
             for batch in self._batches(prompt_ids, n):
-                rows.update(self._generate_batch(prompt_ids, batch, params))
+                rows |= dict(self._generate_batch(prompt_ids, batch, params))
                 bar.update(len(batch))
             self._decoder.cache = None  # its memory is the training's now
         return [[rows[i, copy] for copy in range(n)] for i in range(len(prompts))]
