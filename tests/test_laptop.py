@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlkit.laptop import model_path
 from rlkit.laptop.corpus import KINDS, THINK_ENDINGS, documents
 from rlkit.laptop.pretrain import RECIPE, orthogonalize, pretrain
+from rlkit.laptop.problems import generate_problems, split_of
 from rlkit.samplers import make_sampler
 from rlkit.tasks.evaluation import evaluate
-from rlkit.laptop.problems import generate_problems, split_of
 from rlkit.tasks.prompts import load_prompt, prompt_names
 
 

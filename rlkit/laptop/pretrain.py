@@ -228,9 +228,9 @@ def save(out: Path, model, tokenizer, provenance: dict) -> None:
 
 def base_figures(model, tokenizer, n: int = 512, seed: int = 0) -> dict:
     """Accuracy, format rate and standard errors on ``n`` validation problems, for each prompt, at T = 1."""
+    from rlkit.laptop.problems import generate_problems
     from rlkit.samplers import make_sampler
     from rlkit.tasks.evaluation import evaluate
-    from rlkit.laptop.problems import generate_problems
     from rlkit.tasks.prompts import load_prompt, prompt_names
 
     problems, sampler = generate_problems(n, "validation"), make_sampler("transformers", model, tokenizer)

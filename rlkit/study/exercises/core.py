@@ -3,7 +3,8 @@
 Readers do not need this file. An author writes, in one of the modules beside it::
 
     @exercise(title="...", difficulty=2, minutes=10, problem="...", notebook="03", cases=my_cases,
-              reveals="rlkit.losses:compute_policy_gradient_loss", solution=lambda ...: ..., hints=(...))
+              reveals="rlkit.losses:loss_noclip", door="rlkit.losses:compute_policy_gradient_loss",
+              solution=lambda ...: ..., hints=(...))
     def loss_noclip(advantages, log_probs, old_log_probs):
         '''What to write, with shapes.'''
         ... a plain-Python loop, the independent reference ...

@@ -220,7 +220,7 @@ def _entropy_metric_cases():
     minutes=5,
     problem="grpo_train_step_standard_on_policy",
     notebook="03",
-    reveals="rlkit.support.step_metrics:batch_statistics",
+    reveals="rlkit.support.metrics:batch_statistics",
     door="rlkit.grpo:train_step",
     axes=(),
     cases=_entropy_metric_cases,
