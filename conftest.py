@@ -1,4 +1,4 @@
-"""What pytest and nbval share: notebooks are compared by their outputs, not by what libraries say on stderr."""
+"""What pytest and nbval share: notebooks are compared by their outputs, not by stderr."""
 
 import os
 

@@ -49,8 +49,8 @@ def main(argv=None):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from rlkit.laptop import model_path
-    from rlkit.samplers import SamplingParams, TransformersSampler
     from rlkit.laptop.problems import generate_problems
+    from rlkit.samplers import SamplingParams, TransformersSampler
     from rlkit.tasks.prompts import load_prompt
 
     torch.set_num_threads(args.threads)

@@ -1,4 +1,4 @@
-"""Seconds per train step: train_step against scoring the whole batch plainly, by the share of rows that teach.
+"""Seconds per train step, against scoring the whole batch plainly, by the share of rows that teach.
 
     python benchmarks/train_step.py [--model NAME_OR_PATH] [--repeats 7] [--threads 1] [--out result.json]
 
@@ -174,7 +174,8 @@ def main():
         for name, row in report[title].items():
             row["cost"] = round(row["cpu_seconds"] / report["every row teaches"][name]["cpu_seconds"], 3)
             print(
-                f"  {name:26s} {row['cpu_seconds']:7.3f} s  {row['times_faster']:6.2f}x  cost {row['cost']:.2f}"
+                f"  {name:26s} {row['cpu_seconds']:7.3f} s  {row['times_faster']:6.2f}x"
+                f"  cost {row['cost']:.2f}"
                 f"  grad norm off by {row['grad_norm_difference']:.0e}"
             )
     if args.out:

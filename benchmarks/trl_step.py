@@ -69,7 +69,7 @@ def ours(steps: int, folder: str, model_name: str, stop: bool) -> tuple[list[flo
 
 
 def theirs(steps: int, folder: str, model_name: str) -> tuple[list[float], list[float], float]:
-    """The same for TRL: 4 microbatches of 32 rows, no KL term, no gradient checkpointing, group-scaled rewards."""
+    """The same for TRL: 4 microbatches of 32 rows, no KL term, no checkpointing, group-scaled rewards."""
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer

@@ -19,7 +19,7 @@ def recorded(folder="runs") -> dict[str, list]:
 
 
 def table(groups) -> pd.DataFrame:
-    """A row per algorithm: every seed's final validation accuracy, their mean with its 95 % interval, CPU seconds."""
+    """A row per algorithm: each seed's final validation accuracy, mean, 95 % interval, CPU seconds."""
     rows = {}
     for algo, runs in groups.items():
         ends = [run.summary["val_end"] for run in runs]

@@ -1,4 +1,4 @@
-"""The train step: exact under microbatches, pruning, sorting and sharing; aligned; finite; one optimizer step."""
+"""The train step: exact under microbatches, pruning, sorting and sharing; finite; one optimizer step."""
 
 import copy
 
@@ -196,7 +196,7 @@ def test_a_batch_without_signal_steps_with_zero_gradients_as_it_would_unpruned()
 
 
 def test_from_text_with_every_argument_by_position():
-    """A two-word batch on a bigram policy, gradient by hand: sum of A (onehot - p) over row tokens / lengths / B."""
+    """A two-word batch on a bigram policy, by hand: sum of A (onehot - p) over row tokens / lengths / B."""
     model = Bigram(10)
     table = model.table.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

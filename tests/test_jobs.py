@@ -1,4 +1,4 @@
-"""The job notebooks as their users run them, through papermill's command line; and the strict reading behind them."""
+"""The job notebooks as their users run them, through papermill's command line; strict parameters."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies: against float64 softmax, chunked against whole, shared prefix against plain."""
+"""Log-probabilities and entropies: against float64 softmax, chunked and whole, shared and plain."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The regression over notebooks bites: with one constant of the library changed, nbval fails on a real notebook."""
+"""The regression over notebooks bites: with one constant changed, nbval fails on a real notebook."""
 
 import os
 import re

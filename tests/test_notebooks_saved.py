@@ -1,4 +1,4 @@
-"""Rules for every notebook as it is saved: executed, readable without a kernel, no traces of the machine it ran on."""
+"""Rules for every notebook as it is saved: executed, readable without a kernel, no traces of a machine."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""What a fresh clone installs: versions agree in every file, the Makefile's lists are complete, imports stay light."""
+"""What a fresh clone installs: versions agree everywhere, lists are complete, imports stay light."""
 
 import os
 import re
@@ -48,7 +48,7 @@ def test_pinned_versions_are_what_pyproject_asks_for(project, pins):
 
 
 def test_pins_install_on_the_oldest_python(project, pins):
-    """Every pinned package that is here takes the Python with which requires-python begins, its first patch release."""
+    """Every pinned package that is here takes the first patch release of the oldest Python allowed."""
     oldest = re.search(r">=\s*([\d.]+)", project["requires-python"])[1] + ".0"
     wanted = {}
     for name in pins:

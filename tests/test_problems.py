@@ -124,7 +124,7 @@ def test_what_is_wrong_is_said(folder):
 
 
 def solve_by_reading(question):
-    """The answer, worked out from the words of the question alone by a reader that shares no code with the writer."""
+    """The answer, from the words of the question, by a reader that shares no code with the writer."""
     *sentences, ask = re.findall(r"[^.?]+[.?]", question)
     owners, last = {}, None
     for s in sentences:

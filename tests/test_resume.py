@@ -1,4 +1,4 @@
-"""A run killed at any moment goes on from its last checkpoint and ends with the numbers of one that was not."""
+"""A run killed at any moment goes on from its last checkpoint with the numbers of one that was not."""
 
 import os
 import signal

@@ -223,7 +223,7 @@ def test_broken_metrics_are_one_error_that_names_the_file(tmp_path, content, mes
     open_run(config(tmp_path), get_algorithm("grpo")).close()
     (tmp_path / "run/metrics.jsonl").write_text(content)
     with pytest.raises(ValueError, match=f"metrics.jsonl: .*{message}"):
-        load_run(tmp_path / "run").metrics
+        _ = load_run(tmp_path / "run").metrics
 
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * 5000, None, 7])

@@ -242,7 +242,7 @@ def word_tokenizer():
 
 @pytest.mark.parametrize("temperature, top_p, top_k", [(1.0, 1.0, 0), (0.7, 0.8, 0), (1.3, 1.0, 2)])
 def test_frequencies_are_the_exact_probabilities(temperature, top_p, top_k):
-    """All responses of up to 3 tokens over a vocabulary of 3, enumerated; chi-square at level 0.001, fixed seed."""
+    """All responses of up to 3 tokens over a vocabulary of 3, enumerated; chi-square at 0.001, fixed seed."""
     model = random_model(
         "Olmo2",
         3,

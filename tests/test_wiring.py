@@ -278,7 +278,8 @@ class Plain:
         with torch.no_grad():
             before = score(self.model, completions, t)[0]
         gaps = None if case.quiet else [b - s for b, s in zip(before, sampled)]
-        # only rows that teach are scored: gaps, ratios and, unless the sampler knows better, entropy are theirs
+        # only rows that teach are scored: gaps, ratios and, unless the sampler knows better, entropy are
+        # theirs
         teach = [i for i in range(n) if advantages[i] != 0 and lengths[i]]
         cap = values.get("tis_cap")
         weights = [gap.exp().clamp(max=cap) for gap in gaps] if cap else [torch.ones_like(b) for b in before]

@@ -45,7 +45,7 @@ class IdsOnly:
 
 
 class Bigram(torch.nn.Module):
-    """A policy in one table: the next token's logits are the current token's row. It has ``.logits`` and no more."""
+    """A policy in one table: the next token's logits are the current token's row."""
 
     def __init__(self, vocabulary=10, seed=0, scale=1.0):
         super().__init__()
@@ -90,7 +90,7 @@ def tiny_model(kind="olmo2", seed=0, std=0.3, **changes):
 
 
 def rollouts(n_groups=4, group_size=4, vocabulary=60, longest=9, seed=1, common=3):
-    """(prompt ids, response ids): prompts that share their first ids, groups that share all, uneven lengths."""
+    """(prompt ids, response ids): prompts share their first ids, groups all; uneven lengths."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(n):

@@ -14,7 +14,7 @@ __all__ = ["Completion", "Sampler", "SamplingParams", "VLLMCompletion", "make_sa
 
 
 def make_sampler(name: str, model, tokenizer, **options) -> Sampler:
-    """The sampler called ``name``: "transformers" (in process, any causal LM) or "vllm" (a server behind HTTP)."""
+    """The sampler called ``name``: "transformers" (in process) or "vllm" (a server behind HTTP)."""
     if name == "transformers":
         from rlkit.samplers.transformers_sampler import TransformersSampler
 

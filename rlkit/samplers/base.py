@@ -73,7 +73,7 @@ class Completion:
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Turns prompts into responses. ``generate`` returns one list of ``n`` completions per prompt, in order."""
+    """Turns prompts into responses. ``generate`` gives one list of ``n`` completions per prompt."""
 
     def generate(self, prompts: list[str], params: SamplingParams, n: int = 1) -> list[list[Completion]]: ...
 

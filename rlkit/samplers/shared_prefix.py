@@ -303,7 +303,7 @@ class PlainDecoder:
 
 
 def make_decoder(model, token_id: int) -> SharedPrefixDecoder | PlainDecoder:
-    """The shared-prefix decoder if the model's attention allows it (tried on ``token_id``), else the plain."""
+    """The shared-prefix decoder where the attention allows it (tried on ``token_id``), else the plain one."""
     try:
         decoder = SharedPrefixDecoder(model)
         decoder.start([[token_id, token_id]], [1])
