@@ -18,8 +18,8 @@ from tiny_model import save_tiny_model, share_of_lower_case
 import sys
 for algo in ALGORITHMS:
     config = Config(model=str(save_tiny_model(sys.argv[1] + "/model")), algo=algo, n_steps=1,
-                    n_train=4, n_val=0, rollout_batch_size=8, group_size=4, train_batch_size=4, max_tokens=6, tis_cap=2.0,
-                    run_dir=sys.argv[1] + "/" + algo)
+                    n_train=4, n_val=0, rollout_batch_size=8, group_size=4, train_batch_size=4,
+                    max_tokens=6, tis_cap=2.0, run_dir=sys.argv[1] + "/" + algo)
     train(config, reward_fn=share_of_lower_case)
 print("checked", len(ALGORITHMS))
 """
