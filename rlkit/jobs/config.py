@@ -14,7 +14,7 @@ from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
 
 from rlkit.algorithms import get_algorithm
-from rlkit.samplers.base import WAYS
+from rlkit.samplers.base import Way
 from rlkit.support.checks import shown
 from rlkit.support.fields import PLAIN, STRICT, Checked, Real, Text, Whole, given, say, schema_of
 
@@ -44,7 +44,6 @@ ClipRange = Annotated[float, Interval(ge=0, le=1000), PLAIN]
 Device = Annotated[Text, AfterValidator(_device)]
 Preset = Literal["laptop", "olmo"]
 Who = Literal["transformers", "vllm"]
-Way = Literal[WAYS]  # pyright: ignore[reportInvalidTypeForm]
 Dtype = Literal["float32", "bfloat16"]
 Attention = Literal["flash_attention_2", "sdpa", "eager"]
 SinkName = Literal["none", "wandb", "tensorboard", "trackio"]
@@ -138,13 +137,13 @@ class Config(metaclass=_Presets):
         _check_together(self, get_algorithm(self.algo))
 
     @classmethod
-    def from_parameters(cls, parameters: Mapping[str, Any]) -> Self:
+    def from_parameters(cls, parameters: Mapping[str, Any]) -> "Config":
         """A config from what a job was given; None, or text for it, is the preset's value.
 
         Raises one ValueError that lists every misspelt name ("did you mean") and every unreadable value.
         """
         values = given(parameters, cls.__dataclass_fields__)
-        return cls.preset(values.pop("preset", "laptop"), **values)
+        return _Presets.preset(cls, values.pop("preset", "laptop"), **values)
 
     def resolved(self, algorithm=None) -> Self:
         """The same config with every None that has a value filled in; algorithm None is the one of ``algo``.
@@ -176,11 +175,15 @@ class Config(metaclass=_Presets):
     def field_table() -> list[dict]:
         """One dict per field: name, type, laptop, olmo (the presets' values) and doc."""
         kinds = {"integer": "int", "number": "float", "boolean": "bool", "string": "str"}
-        laptop, olmo, rows = Config(), Config.preset("olmo"), []
-        for name, field in Config.__pydantic_fields__.items():
-            schema, none = schema_of(Config, name)
-            row = {"name": name, "type": kinds[schema["type"]] + none.replace("or", "|")}
-            row |= {"laptop": getattr(laptop, name), "olmo": getattr(olmo, name), "doc": field.description}
+        laptop, olmo, rows = Config(), _Presets.preset(Config, "olmo"), []
+        for name in Config.__dataclass_fields__:
+            schema = schema_of(Config, name)
+            row = {"name": name, "type": kinds[schema["type"]] + schema["none"].replace("or", "|")}
+            row |= {
+                "laptop": getattr(laptop, name),
+                "olmo": getattr(olmo, name),
+                "doc": schema["description"],
+            }
             rows.append(row)
         return rows
 

@@ -98,12 +98,10 @@ def _page(report: dict, no_vllm: str) -> str:
 
 
 def _unmet(wanted: dict) -> list[str]:
-    found = {name: pins.installed_version(name) for name in wanted}
-    return [
-        f"{name}{requirement.specifier} ({f'found {found[name]}' if found[name] else 'not installed'})"
-        for name, requirement in wanted.items()
-        if not (found[name] and pins.fits(requirement, found[name]))
-    ]
+    found = {name: pins.installed_version(name) or "" for name in wanted}
+    unmet = [name for name, version in found.items() if not version or not pins.fits(wanted[name], version)]
+    state = {name: f"found {version}" if version else "not installed" for name, version in found.items()}
+    return [f"{name}{wanted[name].specifier} ({state[name]})" for name in unmet]
 
 
 def _gpus() -> list[dict]:

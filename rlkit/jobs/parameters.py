@@ -9,6 +9,7 @@ code.
 import dataclasses
 import glob
 import json
+import math
 import os
 import shlex
 import shutil
@@ -243,7 +244,7 @@ def before_and_after(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
     A run without validation has training rollouts instead, of the first and the last step kept; one that kept
     nothing gives two empty frames, and a single step is the first frame alone.
     """
-    rows = run.rollouts
+    rows: Any = run.rollouts
     if rows.empty:
         why = "no validation was made, and no training rollouts (n_steps or rollouts_every 0)"
         print(f"no responses were kept: {why}")
@@ -261,7 +262,7 @@ def training_group(run: Run) -> pd.DataFrame:
 
     Empty where a run kept none; then a line is printed that says why.
     """
-    rows = run.rollouts
+    rows: Any = run.rollouts
     rows = rows[rows.split == "train"] if len(rows) else rows
     if rows.empty:
         print("no training responses were kept (n_steps or rollouts_every 0)")
@@ -274,13 +275,15 @@ def training_group(run: Run) -> pd.DataFrame:
 def print_responses(rows: pd.DataFrame, n: int = 3) -> None:
     """Prints up to ``n`` rows of a frame: question or prompt, response, gold, rewards if there are any."""
     question = None
-    for _, row in rows.head(n).iterrows():
+    for row in rows.head(n).to_dict("records"):
         asked = row.get("question") or row["prompt"].split("User:")[-1].split("\nAssistant:")[0]
         if asked != question:
             question = asked
             print(f"{'=' * 100}\nQ: {question.strip()}   [right: {row['gold']}]\n")
         columns = {"format": "format_reward", "answer": "answer_reward", "advantage": "advantage"}
-        marks = {name: row[column] for name, column in columns.items() if pd.notna(row.get(column))}
+        marks = {
+            name: row[column] for name, column in columns.items() if math.isfinite(row.get(column, math.nan))
+        }
         verdict = ", ".join(f"{k} {v:+.2f}" if k == "advantage" else f"{k} {v:.0f}" for k, v in marks.items())
         print(f"A: {row['response'].strip()}", f"  [{verdict}]\n" if verdict else "\n")
     if not len(rows):

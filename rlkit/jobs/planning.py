@@ -9,6 +9,7 @@ import shutil
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -183,7 +184,7 @@ def server_outlook(wanted: str, install, device) -> tuple[str, str]:
     """(where vLLM will run and how it gets the weights, why that is not the wanted way or "")."""
     gpu, shared = place(device)
     policy = (device.index or 0) if device.type == "cuda" else None
-    places = dict(server_on_cpu=install.on_cpu, server_gpu=gpu, policy_gpu=policy)
+    places: dict[str, Any] = dict(server_on_cpu=install.on_cpu, server_gpu=gpu, policy_gpu=policy)
     way, reason = choose_way(wanted, **places, vllm_importable=vllm_importable())
     where = "the CPU" if install.on_cpu else f"GPU {gpu}"
     if shared and not install.on_cpu:
@@ -218,7 +219,7 @@ def shape_of(model) -> dict:
     """parameters, vocabulary, layers, hidden, feed_forward, kv_width (keys and values), positions."""
     config = model.config.get_text_config()
 
-    def first(*names, default=None):
+    def first(*names, default) -> int:
         return next((v for name in names if (v := getattr(config, name, None))), default)
 
     heads, hidden = config.num_attention_heads, config.hidden_size

@@ -7,9 +7,11 @@ white whatever the theme of the notebook, so that axes stay readable on a dark p
 
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from cycler import cycler
 from matplotlib.figure import Figure
 
 from rlkit.jobs.metrics import LABELS
@@ -21,10 +23,10 @@ _WHITE = ("figure.facecolor", "savefig.facecolor", "axes.facecolor")
 _BLACK = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
 _ON = ("figure.constrained_layout.use", "axes.grid", "axes.axisbelow")
 _OFF = ("axes.spines.top", "axes.spines.right", "legend.frameon")
-STYLE = dict.fromkeys(_WHITE, "white") | dict.fromkeys(_BLACK, "black") | dict.fromkeys(_OFF, False)
+STYLE: Any = dict.fromkeys(_WHITE, "white") | dict.fromkeys(_BLACK, "black") | dict.fromkeys(_OFF, False)
 STYLE |= dict.fromkeys(_ON, True) | {"figure.dpi": 100, "font.size": 10, "lines.linewidth": 1.6}
 STYLE |= {"axes.edgecolor": "0.3", "grid.color": "0.9", "image.cmap": "cividis"}
-STYLE["axes.prop_cycle"] = plt.cycler(color=COLORS)
+STYLE["axes.prop_cycle"] = cycler(color=COLORS)
 
 CURVES = ("val_reward", "reward", "format_reward", "response_length", "token_entropy", "grad_norm")
 
@@ -67,7 +69,7 @@ def curves(run, metrics: Sequence[str] = CURVES) -> Figure:
     values in pale.
     """
     table = _table(run).set_index("step")
-    logged = [metric for metric in metrics if metric in table and table[metric].notna().any()]
+    logged = [metric for metric in metrics if metric in table and len(table[metric].dropna())]
     if not logged:
         raise ValueError(f"metrics: got {list(metrics)}, expected some of {', '.join(table.columns)}")
     fig, axes = _panels(logged, 3)

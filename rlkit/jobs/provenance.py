@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from rlkit.support.pins import installed_version
 
@@ -29,7 +30,9 @@ def _git() -> dict:
     """The commit of the checkout that this library runs from, and whether files differ; {} outside of one."""
 
     def git(*arguments):
-        options = dict(cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True)
+        options: dict[str, Any] = dict(
+            cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True
+        )
         return subprocess.run(["git", *arguments], **options).stdout.strip()
 
     try:

@@ -11,6 +11,7 @@ import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import IO
 
 from rlkit.jobs.metrics import METRICS
 from rlkit.jobs.provenance import provenance
@@ -28,7 +29,8 @@ class RunWriter:
     """The open folder of a run that is being trained. ``open_run`` makes one."""
 
     def __init__(self, path: Path):
-        self.path, self._files, self._lock = path, {}, None
+        self.path, self._files = path, {}
+        self._lock: IO | None = None
 
     def log(self, row: dict) -> None:
         """One line of metrics.jsonl, on disk when this returns. What is not finite or None is left out."""

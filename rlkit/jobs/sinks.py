@@ -13,7 +13,7 @@ NAMES = ("wandb", "tensorboard", "trackio")  # the packages' names, too
 class Sink:
     """``log(row, step)`` a dict of numbers, ``close()`` at the end. As it stands it keeps nothing."""
 
-    log: Callable[[dict, int], None] = lambda row, step: None
+    log: Callable[[dict, int], object] = lambda row, step: None
     close: Callable[[], None] = lambda: None
 
 

@@ -282,15 +282,16 @@ def difference_table(
     reference = ends.pop(baseline)
     for name, found in ends.items():
         gaps = [end - reference[seed] for seed, end in found.items() if seed in reference]
-        mean, low, high = mean_interval(gaps) if len(gaps) > 1 else (None, None, None)
-        verdict = "no interval"
+        row = None, None, None, "no interval"
         if len(gaps) > 1:
+            mean, low, high = mean_interval(gaps)
             verdict = "no difference shown" if low <= 0 <= high else "higher" if low > 0 else "lower"
-        rows[f"{name} - {baseline}"] = len(gaps), mean, low, high, verdict
+            row = mean, low, high, verdict
+        rows[f"{name} - {baseline}"] = len(gaps), *row
     return _table(rows, ["seeds", "difference", "low", "high", "verdict"])
 
 
-def _table(rows: Mapping[str, tuple], columns: list[str]) -> pd.DataFrame:
+def _table(rows: dict[str, tuple], columns: list[str]) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, "index", columns=columns).rename_axis("group").round(3)
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
 
-WAYS = ("auto", "shm", "nccl", "gloo")  # how a vLLM server gets new weights, see samplers.vllm.weight_sync
+Way = Literal[
+    "auto", "shm", "nccl", "gloo"
+]  # how a vLLM server gets new weights, see samplers.vllm.weight_sync
+WAYS = get_args(Way)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,8 @@ def compute_per_instance_dpo_loss(
     with torch.no_grad():
         ref = [response_log_prob(lm_ref, tokenizer, prompt, y) for y in responses]
     policy = [response_log_prob(lm, tokenizer, prompt, y) for y in responses]
-    return dpo_loss(*policy, *(value.to(policy[0].device) for value in ref), beta)
+    chosen, rejected = (value.to(policy[0].device) for value in ref)
+    return dpo_loss(policy[0], policy[1], chosen, rejected, beta)
 
 
 @torch.no_grad()

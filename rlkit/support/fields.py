@@ -75,11 +75,11 @@ def unknown(cls, name: str, known=()) -> str:
     return f"{name}: {getattr(cls, 'elsewhere', {}).get(name, line)}"
 
 
-def schema_of(cls, name: str) -> tuple[dict, str]:
-    """(the field's JSON schema: type, bounds, enum; " or None" where that is allowed)."""
+def schema_of(cls, name: str) -> dict[str, Any]:
+    """The field's JSON schema: type, bounds, enum, description; none is " or None" where that is allowed."""
     field = TypeAdapter(cls).json_schema()["properties"][name]
     kinds = field.get("anyOf", [field])
-    return kinds[0], " or None" if {"type": "null"} in kinds else ""
+    return field | kinds[0] | {"none": " or None" if {"type": "null"} in kinds else ""}
 
 
 @contextmanager
@@ -108,14 +108,14 @@ def _line(cls, error: Mapping, values: Mapping) -> str:
         return unknown(cls, name)
     if kind == "value_error":  # a check of ours
         return f"{name}: {error['ctx']['error']}"
-    schema, none = schema_of(cls, name)
+    schema = schema_of(cls, name)
     if names := schema.get("enum"):
         return f"{name}: got {shown(got)}, expected one of {', '.join(names)}{hint(str(got), names)}"
     noun = _NOUNS[schema["type"]]
     if got is None or kind in _OUT_OF_RANGE or (noun == "a number" and type(got) is int):
         bounds = [(sign, schema[key]) for key, sign in _SIGNS.items() if key in schema]
         limits = " and ".join(f"{sign} {b:{',' if isinstance(b, int) else 'g'}}" for sign, b in bounds)
-        return f"{name}: got {shown(got)}, expected {f'{noun} {limits}'.strip()}{none}"
+        return f"{name}: got {shown(got)}, expected {f'{noun} {limits}'.strip()}{schema['none']}"
     if noun == "text":
         noun += " (papermill's -r passes a value as text)"
         return f"{name}: {shown(got)} is a {type(got).__name__}, expected {noun}"

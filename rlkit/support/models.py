@@ -43,7 +43,7 @@ def load_model(name_or_path="laptop", dtype="float32", device=None, attn_impleme
         what = f"could not load {shown(str(name_or_path))} ({first_line(error)})"
         raise ValueError(f"model: {what}; {expected}") from error
     prepare_tokenizer(tokenizer)
-    return model.to(device).eval(), tokenizer
+    return model.to(device).eval(), tokenizer  # pyright: ignore[reportArgumentType]
 
 
 def save_model(model, tokenizer, folder) -> None:

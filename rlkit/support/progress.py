@@ -10,7 +10,7 @@ since its output cannot be seen yet. Where nobody watches (a log file, a test) n
 import io
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 
 from tqdm import tqdm
 
@@ -87,7 +87,7 @@ def progress(iterable: Iterable | None = None, *, total=None, desc=None, disable
     kwargs |= {"total": total, "desc": desc}
     if not in_notebook():
         return tqdm(iterable, disable=disable, dynamic_ncols=True, **kwargs)
-    if total is None and hasattr(iterable, "__len__"):
+    if total is None and isinstance(iterable, Sized):
         kwargs["total"] = len(iterable)
     live = _LIVE if kwargs["total"] else _LIVE_OPEN
     return _NotebookBar(iterable, disable=bool(disable), bar_format=live, **kwargs)

@@ -97,10 +97,10 @@ def summarize(rows: pd.DataFrame) -> Evaluation:
     pairs = list(zip(rows.format_reward >= 1, rows.answer_reward >= 1))
     steps = rewards.groupby(problems.n_steps.first().dropna().astype(int))
     by_steps = {step: (*mean_se(group), len(group)) for step, group in steps}
-    powers = [2**i for i in range(int(n.min()).bit_length())]
+    powers = [2**i for i in range(int(min(n)).bit_length())]
     return Evaluation(
         n_problems=len(rewards),
-        n_samples=int(n.min()),
+        n_samples=int(min(n)),
         accuracy=accuracy,
         accuracy_se=accuracy_se,
         format_rate=float(rows.format_reward.mean()),
