@@ -1,11 +1,11 @@
 """Requests to a vLLM server, with every sampling parameter spelled out, and its answers as `Completion`s."""
 
-import difflib
 from hashlib import blake2b
 
 import requests
 
 from rlkit.samplers.base import Completion
+from rlkit.support.checks import hint
 
 # every request carries all of them: a server's own defaults depend on the model's files and vLLM's version
 DEFAULTS = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -27,12 +27,10 @@ def request(method: str, url: str, body: dict | None = None, timeout: float | No
 
 def request_body(sampling_params: dict) -> dict:
     """A request with every sampling parameter. ValueError for unknown names, which vLLM would ignore."""
-    unknown = [name for name in sampling_params if name not in DEFAULTS and name != "max_tokens"]
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], ["max_tokens", "seed", *DEFAULTS], 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        names = ", ".join(["max_tokens", "seed", *DEFAULTS])
-        raise ValueError(f"sampling_params: got {unknown[0]!r}, expected one of {names}{hint}")
+    known = ["max_tokens", "seed", *DEFAULTS]
+    for name in sampling_params.keys() - set(known):
+        expected = f"expected one of {', '.join(known)}{hint(name, known)}"
+        raise ValueError(f"sampling_params: got {name!r}, {expected}")
     if "max_tokens" not in sampling_params:
         raise ValueError("sampling_params: max_tokens is missing, expected an integer (vLLM's default is 16)")
     asked = {"logprobs": 0, "return_token_ids": True, "add_special_tokens": False}

@@ -69,7 +69,7 @@ def vllm_of(python: str) -> VLLMInstall | None:
     """The vLLM of one Python, by its packages' metadata."""
     here = os.path.abspath(python) == os.path.abspath(sys.executable)
     there = {name: pins.installed_version(name) for name in PACKAGES} if here else _versions(python)
-    return next((VLLMInstall(python, p, there[p], here) for p in PACKAGES if there.get(p)), None)
+    return next((VLLMInstall(python, p, v, here) for p in PACKAGES if (v := there.get(p))), None)
 
 
 def _versions(python: str) -> dict:

@@ -29,10 +29,9 @@ class Report(NamedTuple):
 
 def report(path: Path | None, before: Report) -> Report:
     """What the log tells, or ``before`` where it is gone."""
-    try:
-        text = Path(path).read_text(errors="replace")
-    except (OSError, TypeError):
+    if path is None or not path.is_file():
         return before
+    text = path.read_text(errors="replace")
     text = re.sub(r"(?m)^\([^)\n]{1,80}\) ?|\x1b\[[0-9;]*m", "", text)  # names of processes, colours
     rows = [row[:400].rstrip() for row in text.splitlines()]
     errors = [r for r in rows if re.search(r"(Error|Exception): \S", r) and not re.match("INFO|WARNING", r)]

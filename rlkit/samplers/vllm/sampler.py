@@ -1,6 +1,7 @@
 """The `Sampler` protocol on a vLLM server: weights, restarts, sleep."""
 
 import weakref
+from typing import Any
 
 import torch
 
@@ -40,7 +41,7 @@ class VLLMSampler:
         self.model, self.tokenizer, self.shapes = model, tokenizer, checkpoint.shapes_of(model)
         self.batch_size, self.max_restarts, self.restarts = batch_size, max_restarts, 0
         self._own_ends = eos_token_ids is not None
-        ends = set(eos_token_ids if self._own_ends else end_of_text_ids(model, tokenizer))
+        ends = set(end_of_text_ids(model, tokenizer) if eos_token_ids is None else eos_token_ids)
         self.eos_token_ids = sorted(i for i in ends if i < model.get_input_embeddings().num_embeddings)
         self._visible_ends = set(self.eos_token_ids) - set(tokenizer.all_special_ids)
         options = {name: value for name, value in options.items() if value is not None}
@@ -93,8 +94,7 @@ class VLLMSampler:
         found = self._with_restarts(lambda: self._generate(ids, wanted)) if prompts else []
         for c in found:  # an end-of-text id that the tokenizer does not call special
             if c.token_ids and c.token_ids[-1] in self._visible_ends:
-                how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-                c.text = self.tokenizer.decode(c.token_ids[:-1], **how)
+                c.text = self.tokenizer.decode(c.token_ids[:-1], True, clean_up_tokenization_spaces=False)
         return [found[i * n : (i + 1) * n] for i in range(len(prompts))]
 
     def _generate(self, ids: list[list[int]], wanted: dict) -> list[Completion]:
@@ -133,7 +133,7 @@ class VLLMSampler:
         if self.sleeps and next(self.model.parameters()).is_cuda:
             torch.cuda.empty_cache()
 
-    def _with_restarts(self, action):
+    def _with_restarts(self, action) -> Any:
         for failures in range(self.max_restarts + 1):
             try:
                 if self._closed:

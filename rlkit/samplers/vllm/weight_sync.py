@@ -9,12 +9,14 @@ Names
 are those of the checkpoint format: vLLM's own loader fuses what vLLM keeps fused (such as q, k and v).
 """
 
+# pyright: reportPrivateImportUsage=false, reportAttributeAccessIssue=false
 import socket
 import threading
 from concurrent.futures import Future, wait
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from rlkit.samplers.base import WAYS
 from rlkit.samplers.vllm.checkpoint import checkpoint_tensors, memory_folder, release, write_weights
@@ -42,7 +44,7 @@ def choose_way(
     return ("shm" if reason else wanted), reason
 
 
-def make_sync(way: str, server, device: str = "cpu", folder: Path | None = None):
+def make_sync(way: str, server, device: str = "cpu", folder: str | Path | None = None):
     """The object behind a way's name, for a policy on ``device``."""
     return SharedMemorySync(server, folder) if way == "shm" else BroadcastSync(server, way, device)
 
@@ -85,7 +87,7 @@ class BroadcastSync:
         group = _in_thread(_nccl if way == "nccl" else _gloo, address, device)
         while not group.done():
             _check(joining, 0.05)  # if the server refuses, no worker will join
-        self.broadcast = group.result()
+        self.broadcast: Any = group.result()
         _check(joining, PATIENCE, must=True)
 
     def send(self, model) -> None:

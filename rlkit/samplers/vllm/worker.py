@@ -4,6 +4,7 @@ The server has a copy of this file on its path, named by ``--worker-extension-cl
 Python, so it imports vLLM and torch and nothing of rlkit. Written for vLLM 0.32.
 """
 
+# pyright: reportPrivateImportUsage=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 from datetime import timedelta
 
 import torch
