@@ -155,8 +155,8 @@ def pretrain(recipe: dict) -> tuple[Olmo2ForCausalLM, PreTrainedTokenizerFast, d
             intermediate_size=r.intermediate_size,
             max_position_embeddings=1024,
             tie_word_embeddings=False,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=int(tokenizer.pad_token_id),
+            eos_token_id=int(tokenizer.eos_token_id),
             bos_token_id=None,
             dtype="float32",
         )

@@ -168,7 +168,9 @@ def shared_prefix_attention(module, query, key, value, attention_mask, scaling=N
     values.append(lambda p: p @ v)
     probs = torch.cat(scores, dim=-1).softmax(dim=-1, dtype=torch.float32).to(query.dtype)
     pieces = probs.split([s.shape[-1] for s in scores], dim=-1)
-    out = sum((of(p) for of, p in zip(values[1:], pieces[1:])), values[0](pieces[0]))
+    out = values[0](pieces[0])
+    for of, p in zip(values[1:], pieces[1:]):
+        out = out + of(p)
     return out.transpose(0, 1).reshape(rows, heads, new, -1).transpose(1, 2).contiguous(), None
 
 

@@ -94,9 +94,10 @@ _UNIT_POWER = re.compile(
     rf"(\d\s?(?:{'|'.join(LENGTHS)})|/\s?s)(?:\s?\^\s?\{{?[23]\}}?|[23\u00b2\u00b3])(?!\d)"
 )
 _TERM = rf"(?:[{MONEY}]\s?)?{NUMBER}"
-_SUM = rf"(?<![\w.,:/^'\u00a0]){_TERM}(?:\s*(?:\*\*|[-+*/^x\u00f7])\s*-?{_TERM})+{END}"
+_SUM_TEXT = rf"(?<![\w.,:/^'\u00a0]){_TERM}(?:\s*(?:\*\*|[-+*/^x\u00f7])\s*-?{_TERM})+{END}"
 _ROOT = re.compile(rf"(?<![\w.)])(?<![\d.)]\s)\u221a\s?({NUMBER}|\([^()]{{1,80}}\))")
-_SUM_IS, _SUM = re.compile(rf"({_SUM})\s+(?:is|makes|gives)\s+"), re.compile(_SUM)
+_SUM = re.compile(_SUM_TEXT)
+_SUM_IS = re.compile(rf"({_SUM_TEXT})\s+(?:is|makes|gives)\s+")
 _BRACKETS = re.compile(r"\([^()]{1,80}\)")
 _ONE_OF_MANY = re.compile(rf"(?<![\w.,:/^'\u00a0-]){QUANTITY}")
 _NUMBER_WORDS = re.compile(

@@ -104,7 +104,7 @@ def value_of(head) -> Fraction | None:
     """Value of a QUANTITY match, or None if it has none (4 10/3, 1/0, -$-3, too long)."""
     if head["whole"]:
         whole, top, bottom = (number_of(head[part]) for part in ("whole", "top", "bottom"))
-        if None in (whole, top, bottom) or not 0 < top < bottom:
+        if whole is None or top is None or bottom is None or not 0 < top < bottom:
             return None
         value = whole + top / bottom
     else:

@@ -68,8 +68,6 @@ def _math_verify(answer: str, gold: str) -> bool:
     for name in ("parser", "grader"):  # they warn that timeouts are off; safe_for_sympy stands in for those
         logging.getLogger(f"math_verify.{name}").setLevel(logging.ERROR)
     reader = [math_verify.LatexExtractionConfig()]  # its expression reader evaluates text in sympy
-    gold, answer = (
-        math_verify.parse(f"${text}$", reader, fallback_mode="no_fallback", parsing_timeout=None)
-        for text in (gold, answer)
-    )
-    return bool(gold and answer) and math_verify.verify(gold, answer, float_rounding=12, timeout_seconds=None)
+    how: dict = dict(fallback_mode="no_fallback", parsing_timeout=None)
+    right, given = (math_verify.parse(f"${text}$", reader, **how) for text in (gold, answer))
+    return bool(right and given) and math_verify.verify(right, given, float_rounding=12, timeout_seconds=None)
