@@ -145,6 +145,7 @@ def pretrain(recipe: dict) -> tuple[Olmo2ForCausalLM, PreTrainedTokenizerFast, d
     texts = list(islice(documents(r.seed), r.tokenizer_docs))
     tokenizer = train_tokenizer(texts, r.vocab_size)
     n_tokens = sum(len(ids) for ids in tokenizer(texts)["input_ids"])
+    ends: dict = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     model = Olmo2ForCausalLM(
         Olmo2Config(
             vocab_size=len(tokenizer),
@@ -155,8 +156,7 @@ def pretrain(recipe: dict) -> tuple[Olmo2ForCausalLM, PreTrainedTokenizerFast, d
             intermediate_size=r.intermediate_size,
             max_position_embeddings=1024,
             tie_word_embeddings=False,
-            pad_token_id=int(tokenizer.pad_token_id),
-            eos_token_id=int(tokenizer.eos_token_id),
+            **ends,
             bos_token_id=None,
             dtype="float32",
         )
