@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,7 @@ from rlkit.jobs import environment
 from rlkit.jobs.environment import doctor
 from rlkit.samplers.vllm import find
 from rlkit.samplers.vllm.find import VLLMInstall, find_vllm
-from rlkit.support import pins
+from rlkit.support import machine, pins
 
 
 def stand_in(folder, **packages):
@@ -101,6 +102,19 @@ def test_doctor_with_gpus_and_pins(elsewhere, monkeypatch, capsys):
     assert "Big (85 GB), Big (85 GB)" in capsys.readouterr().out
     versions["vllm"], versions["transformers"] = "0.32.0", "5.19.0"
     assert doctor()["lacks"]["olmo-one-gpu"] == doctor()["lacks"]["olmo-two-gpus"] == []
+
+
+def test_memory_is_the_containers_where_that_has_less(tmp_path, monkeypatch):
+    machine_has = SimpleNamespace(total=100, available=60)
+    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: machine_has)
+    monkeypatch.setattr(machine, "Path", lambda folder, name: tmp_path / name)
+    assert machine.memory() == (100, 60)
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("30\n")
+    assert machine.memory() == (100, 60)
+    for limit, expected in (("80", (80, 50)), ("200", (100, 60)), ("20", (20, 0))):
+        (tmp_path / "memory.max").write_text(limit)
+        assert machine.memory() == expected
 
 
 def test_gpu_listing(tmp_path, monkeypatch):

@@ -29,6 +29,7 @@ from rlkit.jobs.tables import (
     shared_metrics,
     validation_table,
 )
+from rlkit.samplers import SamplingParams
 
 SHORT = {
     "n_steps": 2,
@@ -364,6 +365,27 @@ def test_temperature_0_evaluates_greedily_one_response_each():
     assert EvaluateJob.from_parameters({}).temperature == 1
 
 
+def test_what_only_sampling_takes_reaches_the_sampler_checked(tmp_path):
+    given = dict(top_p="0.9", top_k=5, min_p=0.1, repetition_penalty=1.2, max_tokens=8, seed=3)
+    job = EvaluateJob.from_parameters(given)
+    assert job.sampling == given | {"top_p": 0.9, "temperature": 1.0}
+    assert SamplingParams(**job.sampling).top_k == 5
+    for name, value in (("top_p", 2), ("top_k", -1), ("min_p", 1.5), ("repetition_penalty", 0)):
+        with pytest.raises(ValueError, match=f"^{name}: got {value}"):
+            EvaluateJob.from_parameters({name: value})
+    with pytest.raises(
+        ValueError, match="(?s)^lr: unknown parameter.*model: no folder 'a/b/c'.*fast: 'x' is not"
+    ):
+        EvaluateJob.from_parameters({"fast": "x", "model": "a/b/c", "lr": 1})
+    kept = dict(prompt="question_only", temperature=0.5, top_p=0.8, max_tokens=9, seed=2)
+    run = make_run(tmp_path / "run", "grpo", values=[0.1], **kept)
+    (run.path / "model").mkdir()
+    (run.path / "model/config.json").touch()
+    job = EvaluateJob.from_parameters({"model": str(run.path), "seed": 4})
+    assert (job.temperature, job.top_p, job.config.max_tokens, job.config.seed) == (0.5, 0.8, 9, 4)
+    assert job.prompts == ("question_only",) and job.config.temperature == 0.5
+
+
 def test_compare_job_refuses_by_name():
     assert CompareJob.from_parameters({"runs": "a,b", "metrics": None}).runs == ("a", "b")
     with pytest.raises(ValueError, match="runs: got nothing"):
@@ -378,7 +400,7 @@ def test_compare_job_refuses_by_name():
         CompareJob.from_parameters({"runs": "a", "by": "sed"})
 
 
-def make_run(folder, algo, seed, values, metric="val_reward", started=None, **fields):
+def make_run(folder, algo, seed=0, values=(), metric="val_reward", started=None, **fields):
     folder.mkdir(parents=True)
     provenance = {"provenance": {"started": f"2026-01-{started:02}T12:00:00+0000"}} if started else {}
     (folder / "config.json").write_text(

@@ -216,7 +216,7 @@ MISSING = [
     ("model", "./nowhere", "no folder"),
     ("model", "~nobody-here/x", "no folder"),
     ("dataset", "./nowhere", "or an existing folder"),
-    ("n_train", 10**5, "got 100000, but"),
+    ("n_train", 10**5, "n_train: got 100000, but"),
 ]
 
 
@@ -284,6 +284,9 @@ def test_a_given_model_and_sampler_are_planned_for_in_place_of_the_configs(base,
     )
     found = plan(config, **given, own_sampler=False)
     assert found["errors"] == [] and found["memory"]["cache"] == 0 and "model given: 0." in found["text"]
+    in_process = replace(config, sampler="transformers")
+    caches = [plan(in_process, **given, own_sampler=own)["memory"]["cache"] for own in (True, False)]
+    assert caches[0] > 0 and caches[1] == 0
     [line] = plan(replace(config, max_tokens=2000), **given, own_sampler=False)["errors"]
     assert line.startswith("max_tokens: ") and "the model holds 1024" in line
     total, weights = found["memory_total"], found["memory"]["weights"]

@@ -281,9 +281,8 @@ def print_responses(rows: pd.DataFrame, n: int = 3) -> None:
             question = asked
             print(f"{'=' * 100}\nQ: {question.strip()}   [right: {row['gold']}]\n")
         columns = {"format": "format_reward", "answer": "answer_reward", "advantage": "advantage"}
-        marks = {
-            name: row[column] for name, column in columns.items() if math.isfinite(row.get(column, math.nan))
-        }
+        found = {name: row.get(column, math.nan) for name, column in columns.items()}
+        marks = {name: value for name, value in found.items() if math.isfinite(value)}
         verdict = ", ".join(f"{k} {v:+.2f}" if k == "advantage" else f"{k} {v:.0f}" for k, v in marks.items())
         print(f"A: {row['response'].strip()}", f"  [{verdict}]\n" if verdict else "\n")
     if not len(rows):
