@@ -61,16 +61,7 @@ test: test-unit test-notebooks
 test-unit: $(VENV)/.installed
 	pytest -n $(WORKERS) -m "not vllm" tests
 
-test-lint: $(VENV)/.lint
-	ruff format --check .
-	ruff check .
-	pyright
-
-$(VENV)/.lint: $(VENV)/.installed
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[test,lint]'
-	@touch $@
-
-notebooks: $(VENV)/.installed
+test-notebooks: $(VENV)/.installed
 	pytest -n $(WORKERS) $(NBVAL) $(NOTEBOOK_FILES)
 
 lint: $(VENV)/.lint
