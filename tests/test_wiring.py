@@ -575,7 +575,9 @@ def test_a_sampler_that_gives_too_little_is_refused(world, tmp_path):
             return super().generate(prompts, params, n)[: 3 if n == 1 else 2]
 
     gold_of = world.gold_of(world.prompts["tags"][1])
-    with pytest.raises(ValueError, match="sampler: gave groups of .4, 4. responses, expected 4 for each of 3 prompts"):
+    with pytest.raises(
+        ValueError, match="sampler: gave groups of .4, 4. responses, expected 4 for each of 3 prompts"
+    ):
         start(world, CASES["grpo"], ODD, "tags", tmp_path / "few", Forgetful(world.model, gold_of))
     with pytest.raises(ValueError, match="tis_cap: the sampler gives no log-probs"):
         values, sampler = ODD | dict(tis_cap=2.0), Scripted(world.model, gold_of, quiet=True)
