@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from zlib import crc32
 
-from rlkit.tasks.problems import Problem, check_n
+from rlkit.tasks.problem import Problem, check_n
 
 SIZES = {"train": 6400, "validation": 512}  # how many problems n=None stands for
 NAMES = "Tom Mia Sam Ana Ben Leo Rosa Omar Lily Max Nina Eva Ivan Zoe Amir Kim".split()

@@ -1,22 +1,13 @@
 """Where questions come from: GSM8K (a hub id or a folder of jsonl), or the laptop's generated problems."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from rlkit.support.checks import first_line, missing_folder, shown, unusable_path
 from rlkit.support.files import read_jsonl
+from rlkit.tasks.problem import Problem, check_n
 
 _GSM8K_SPLITS = {"train": "train", "validation": "test", "test": "test"}
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A question, its final answer as text (a plain number), and the steps of its solution, if known."""
-
-    question: str
-    answer: str
-    n_steps: int | None = None
 
 
 def load_problems(dataset: str | Path, split: str, n: int | None = None, seed: int = 0) -> list[Problem]:
@@ -96,9 +87,3 @@ def _rows_from_hub(hub_id: str, name: str) -> list:
     except Exception as error:  # not there, no network, a broken file: each layer has errors of its own
         expected = "expected 'laptop', a folder or the hub id of GSM8K"
         raise ValueError(f"could not load {hub_id!r} ({first_line(error)}); {expected}") from error
-
-
-def check_n(n: int | None) -> None:
-    """ValueError unless this is a number of problems."""
-    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
-        raise ValueError(f"n: got {n!r}, expected a whole number >= 0 or None for all")
