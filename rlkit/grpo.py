@@ -15,6 +15,7 @@ from rlkit.losses import (
     check_loss_normalization,
     check_reweighting,
     compute_policy_gradient_loss,
+    loss_gspo,
     loss_none,
     sequence_mean,
 )
@@ -69,11 +70,12 @@ def train_step(
 
     Source: the handout's sections 4.2.4, 5.4 and 6.4.
     """
+    method = algorithm.importance_reweighting_method
+    cliprange = algorithm.cliprange if cliprange is None else cliprange
     reweighting = check_step(
-        batch, algorithm, gradient_accumulation_steps, max_grad_norm, temperature, cliprange
+        batch, method, gradient_accumulation_steps, max_grad_norm, temperature, cliprange
     )
     normalize = check_loss_normalization(algorithm.loss_normalization, normalization_constant)
-    cliprange = algorithm.cliprange if cliprange is None else cliprange
     batch = batch.to(next(model.parameters()).device)
     learn = rows_that_teach(batch, algorithm)
 
@@ -86,12 +88,7 @@ def train_step(
             old = part.sampler_log_probs
         scored = score(model, part, temperature, autocast_dtype, part.entropies is None)
         per_token_loss, stats = compute_policy_gradient_loss(
-            part.advantages,
-            scored["log_probs"],
-            algorithm.importance_reweighting_method,
-            old,
-            cliprange,
-            part.response_mask,
+            part.advantages, scored["log_probs"], method, old, cliprange, part.response_mask
         )
         if part.tis_weights is not None:
             per_token_loss = per_token_loss * part.tis_weights
@@ -105,7 +102,7 @@ def train_step(
         statistics.append(microbatch_statistics(stats, scored, part))
 
     grad_norm = optimizer_step(model, optimizer, max_grad_norm)
-    metadata = batch_statistics(statistics, batch, algorithm.importance_reweighting_method == "gspo")
+    metadata = batch_statistics(statistics, batch, reweighting is loss_gspo)
     metadata |= {"loss": batch_loss, "grad_norm": grad_norm, "rows_used": int(learn.sum())}
     metadata["lr"] = optimizer.param_groups[0]["lr"]
     return torch.tensor(batch_loss), {name: value for name, value in metadata.items() if isfinite(value)}
@@ -123,14 +120,8 @@ def score(
     """Log-probabilities (and entropies) of a microbatch's response tokens, as ``get_response_log_probs``."""
     device_type = part.input_ids.device.type
     with nullcontext() if autocast_dtype is None else torch.autocast(device_type, dtype=autocast_dtype):
-        return get_shared_prefix_log_probs(
-            model,
-            part.input_ids,
-            part.labels,
-            return_token_entropy,
-            response_mask=part.response_mask,
-            temperature=temperature,
-        )
+        rows, mask = (part.input_ids, part.labels, return_token_entropy), part.response_mask
+        return get_shared_prefix_log_probs(model, *rows, response_mask=mask, temperature=temperature)
 
 
 @torch.no_grad()
@@ -172,7 +163,7 @@ def optimizer_step(model, optimizer, max_grad_norm=None) -> float:
     return norm
 
 
-def check_step(batch, algorithm, gradient_accumulation_steps, max_grad_norm, temperature, cliprange):
+def check_step(batch, method, gradient_accumulation_steps, max_grad_norm, temperature, cliprange):
     """The reweighting's function; ValueError for what a step cannot work with."""
     check_count("gradient_accumulation_steps", gradient_accumulation_steps)
     if max_grad_norm is not None:
@@ -180,9 +171,7 @@ def check_step(batch, algorithm, gradient_accumulation_steps, max_grad_norm, tem
     check_number("temperature", temperature, lambda t: t > 0, "the sampler's, a positive number")
     check_shape("advantages", batch.advantages, (len(batch),), "one finite number per response")
     check_finite("advantages: the advantage", batch.advantages)
-    name = "importance_reweighting_method"
-    reweighting = named_function(name, algorithm.importance_reweighting_method, REWEIGHTINGS)
-    cliprange = algorithm.cliprange if cliprange is None else cliprange
+    reweighting = named_function("importance_reweighting_method", method, REWEIGHTINGS)
     check_reweighting(reweighting, batch.old_log_probs, cliprange)
     return reweighting
 

@@ -62,13 +62,7 @@ def loss_cispo(advantages: PerRow, log_probs: PerToken, old: PerToken, mask, cli
     return -w.clamp(max=1 + cliprange).detach() * advantages * log_probs
 
 
-REWEIGHTINGS = {
-    "none": loss_none,
-    "noclip": loss_noclip,
-    "grpo": loss_grpo,
-    "gspo": loss_gspo,
-    "cispo": loss_cispo,
-}
+REWEIGHTINGS = dict(none=loss_none, noclip=loss_noclip, grpo=loss_grpo, gspo=loss_gspo, cispo=loss_cispo)
 CLIPPED = (loss_grpo, loss_gspo, loss_cispo)
 
 

@@ -50,8 +50,7 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
         algorithm: an ``Algorithm`` of your own; None is the one named ``config.algo``.
         reward_fn: ``f(response, ground_truth) -> dict`` with "reward"; None is the prompt's. Validation
             always uses the prompt's, so that a reward of your own is judged by what it is meant to improve.
-        sampler: anything with the ``Sampler`` protocol; None makes ``config.sampler``. A given one is not
-            closed.
+        sampler: anything with the ``Sampler`` protocol, left open; None makes ``config.sampler``.
         model, tokenizer: to train this model, in place, rather than load ``config.model``.
 
     With ``config.resume`` a killed run goes on from its last checkpoint and ends with the same numbers; one
@@ -62,8 +61,7 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
     config = config.resolved(algorithm)
     if (model is None) != (tokenizer is None):
         raise ValueError("model, tokenizer: got one of them, expected both or none")
-    own = sampler is None
-    outlook = plan(config, algorithm=algorithm, model=model, tokenizer=tokenizer, own_sampler=own)
+    outlook = plan(config, algorithm=algorithm, model=model, tokenizer=tokenizer, own_sampler=sampler is None)
     if config.dry_run:
         return print(outlook["text"], flush=True)
     if outlook["errors"]:
@@ -159,14 +157,11 @@ def advantages_of(batch: RolloutBatch, rewards: PerPosition, algorithm, advantag
     """Gives each row its advantage, from the whole of its group; returns the groups' metrics."""
     assert batch.groups is not None
     rows = rows_by_group(batch.groups)
+    flat, normalizer = rows.flatten(), algorithm.advantage_normalizer
     advantages, metrics = compute_group_normalized_rewards(
-        rewards[rows.flatten()],
-        rows.shape[1],
-        algorithm.baseline,
-        advantage_eps,
-        algorithm.advantage_normalizer,
+        rewards[flat], rows.shape[1], algorithm.baseline, advantage_eps, normalizer
     )
-    batch.advantages = torch.zeros_like(advantages).index_copy(0, rows.flatten(), advantages)
+    batch.advantages = torch.zeros_like(advantages).index_copy(0, flat, advantages)
     counts = {name: metrics[name] for name in ("groups_all_right", "groups_all_wrong", "groups_mixed")}
     used = int((batch.advantages != 0).sum())
     return {"pass_at_k": metrics["pass_at_k"][-1], **counts, "rows_used": used}

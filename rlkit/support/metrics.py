@@ -55,7 +55,7 @@ def clip_fractions(counts: dict) -> dict:
     return {name: count / max(1, counts["n_ratios"]) for name, count in shares.items()}
 
 
-def microbatch_statistics(stats: dict, scored: dict, part) -> dict[str, float]:
+def microbatch_statistics(stats: dict, scored: dict, part) -> dict:
     """The loss's statistics, and the entropy and the gap to the sampler of a microbatch's response tokens."""
     mask = part.response_mask
     stats = dict(stats, n_tokens=mask.sum())
@@ -64,7 +64,7 @@ def microbatch_statistics(stats: dict, scored: dict, part) -> dict[str, float]:
     if part.sampler_log_probs is not None:
         gap = (scored["log_probs"].detach() - part.sampler_log_probs).abs()[mask]
         stats |= {"logprob_gap_mean": gap.mean(), "logprob_gap_max": gap.max()}
-    return {name: float(value) for name, value in stats.items()}
+    return {name: value.item() if hasattr(value, "item") else value for name, value in stats.items()}
 
 
 def batch_statistics(statistics: list[dict], batch, per_sequence: bool) -> dict:
