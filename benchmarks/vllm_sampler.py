@@ -29,24 +29,13 @@ def rate(sampler, prompts, params, group):
     return sum(len(c.token_ids) for g in groups for c in g) / seconds, [c for g in groups for c in g]
 
 
-def gaps(model, tokenizer, completions):
+def gaps(model, completions):
     """mean and largest |difference|, and the extremes of the ratio trainer / engine."""
-    import torch
+    from rlkit import response_log_probs, rollout_batch
 
-    from rlkit.grpo import response_log_probs
-
-    ours = torch.cat(
-        response_log_probs(
-            model,
-            tokenizer,
-            [""] * len(completions),
-            [c.text for c in completions],
-            microbatch_size=16,
-            response_token_ids=[c.token_ids for c in completions],
-            prompt_token_ids=[c.prompt_token_ids for c in completions],
-        )
-    )
-    difference = ours - torch.cat([torch.tensor(c.log_probs) for c in completions])
+    batch = rollout_batch([completions])
+    difference = response_log_probs(model, batch, microbatch_size=16) - batch.sampler_log_probs
+    difference = difference[batch.response_mask]
     return {
         "tokens": difference.numel(),
         "gap_mean": difference.abs().mean().item(),
@@ -88,7 +77,7 @@ def measure(dtype, arguments):
                 if round_:  # the first round warms both up
                     result["tokens_per_second"].setdefault(name, []).append(speed)
                     drawn += completions if name == "vllm" else []
-        result |= gaps(model, tokenizer, drawn)
+        result |= gaps(model, drawn)
     finally:
         server.close()
     return result

@@ -126,8 +126,8 @@ def check_groups(raw: Tensor, group_size, normalizer) -> None:
     whole = isinstance(group_size, int) and not isinstance(group_size, bool) and group_size >= 1
     if not whole or len(raw) % group_size:
         raise ValueError(
-            f"group_size: got {group_size!r} for {len(raw)} rewards, expected a positive divisor of their "
-            f"number"
+            f"group_size: got {group_size!r} for {len(raw)} rewards, expected a positive divisor of "
+            "their number"
         )
     if normalizer is group_std and group_size == 1:
         raise ValueError(

@@ -12,7 +12,8 @@ class Algorithm:
 
     baseline, advantage_normalizer: a name in ``rlkit.advantages.BASELINES`` and ``NORMALIZERS``, or a
         function like those there, of the rewards (n_groups, G).
-    loss_normalization: a name in ``rlkit.losses.LOSS_NORMALIZATIONS``, or a function like those there.
+    loss_normalization: a name in ``rlkit.losses.LOSS_NORMALIZATIONS``, or a function like those there,
+        a sum over rows: the losses of microbatches are added.
     importance_reweighting_method: a name in ``rlkit.losses.REWEIGHTINGS``, or a function like those there.
     cliprange: how far an importance ratio may leave 1, for the methods that clip.
     off_policy: True makes the train batch smaller than the rollout batch: several updates use one rollout.
@@ -45,9 +46,9 @@ _ROWS = [  # as the fields above, in their order
 _SUMMARIES = {
     "grpo": "group mean subtracted, divided by the group's deviation, mean over each response",
     "grpo_constant": "grpo with one constant divisor in place of each response's length",
-    "drgrpo": "group mean subtracted and nothing divided: unbiased up to (G-1)/G",
+    "drgrpo": "group mean subtracted and nothing divided: unbiased up to the factor (G-1)/G",
     "rft": "imitate the right responses, ignore the wrong ones",
-    "maxrl": "group mean subtracted and divided by: hard prompts weigh 1/eta",
+    "maxrl": "group mean subtracted, then divided by it: a prompt solved with chance eta weighs 1/eta",
     "offpolicy_naive": "several updates per rollout batch, as if each were on-policy",
     "offpolicy_noclip": "token-level importance weights, not clipped",
     "offpolicy_clip": "token-level importance weights, clipped as in PPO",

@@ -19,8 +19,8 @@ class RolloutBatch:
     input_ids, labels, response_mask: as ``tokenize_prompt_and_output`` gives them.
     groups: the prompt that each row answers, counted from 0. Rows of a group may stand anywhere.
     advantages: one per row. A row of advantage 0 teaches nothing and is not passed through the model.
-    old_log_probs, sampler_log_probs: of the policy before the first update, by the trainer and by the
-    sampler.
+    old_log_probs, sampler_log_probs: of the policy before the first update, by the trainer (0 in rows that
+        teach nothing, which it does not score) and by the sampler.
     tis_weights: detached factors of the loss (truncated importance sampling, trainer / sampler).
     entropies: of the distributions that the tokens were drawn from, by the sampler, in nats.
     """
@@ -68,7 +68,7 @@ class RolloutBatch:
 def rollout_batch(groups, filler: int = 0) -> RolloutBatch:
     """The batch of what ``Sampler.generate`` gave: a list of completions per prompt, by their own token ids.
 
-    Log-probs and entropies are there if every completion has them. ValueError for a completion without the
+    Log-probs and entropies are there if the completions have them. ValueError for a completion without the
     ids of its prompt, or with another number of log-probs than of tokens.
     """
     rows = [(group, completion) for group, completions in enumerate(groups) for completion in completions]
@@ -85,7 +85,7 @@ def rollout_batch(groups, filler: int = 0) -> RolloutBatch:
     )
     for name, attribute in (("sampler_log_probs", "log_probs"), ("entropies", "entropies")):
         values = [getattr(c, attribute) for _, c in rows]
-        if all(len(v) == len(c.token_ids) for v, (_, c) in zip(values, rows)):
+        if any(values):  # a sampler gives them all, or none
             setattr(batch, name, beside_labels(name, values, batch.response_mask))
     return batch
 

@@ -110,7 +110,8 @@ def train_step(
 
 def rows_that_teach(batch: RolloutBatch, algorithm: Algorithm) -> Rows:
     """Rows with a response and an advantage other than 0 (any advantage for a reweighting of one's own)."""
-    own = algorithm.importance_reweighting_method not in REWEIGHTINGS
+    method = named_function("", algorithm.importance_reweighting_method, REWEIGHTINGS)
+    own = method not in REWEIGHTINGS.values()
     return batch.response_mask.any(dim=1) & (own | (batch.advantages != 0))
 
 
@@ -219,8 +220,7 @@ def grpo_train_step(
     for start in range(0, len(repeated_prompts), group_size):
         if len(set(repeated_prompts[start : start + group_size])) > 1:
             raise ValueError(
-                f"repeated_prompts: rows {start} to {start + group_size - 1} are one group and have "
-                f"different "
+                f"repeated_prompts: rows {start} to {start + group_size - 1} are one group and have other "
                 f"prompts, expected the {group_size} responses to a prompt in a row"
             )
     batch = RolloutBatch(**tokenize_prompt_and_output(repeated_prompts, rollout_responses, tokenizer))

@@ -20,16 +20,15 @@ def token_ratio(log_probs: PerToken, old_log_probs: PerToken, mask: Mask | None 
     return (log_probs - old_log_probs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def sequence_ratio(log_probs: PerToken, old_log_probs: PerToken, mask: Mask | None) -> PerRow:
+def sequence_ratio(log_probs: PerToken, old_log_probs: PerToken, mask: Mask) -> PerRow:
     """s = exp(mean over response tokens of log pi - log pi_0), 1 for an empty row. GSPO (2507.18071)."""
-    mask = torch.ones_like(log_probs, dtype=torch.bool) if mask is None else mask
     log_ratio = (log_probs - old_log_probs).masked_fill(~mask, 0.0).sum(dim=1, keepdim=True)
     mean = log_ratio / mask.sum(dim=1, keepdim=True).clamp(min=1)
     return mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 # ---- importance reweightings: the loss at every token
-# f(advantages (B, 1), log_probs (B, T), old_log_probs (B, T) | None, mask (B, T) | None, cliprange | None)
+# f(advantages (B, 1), log_probs (B, T), old_log_probs (B, T) | None, mask (B, T), cliprange | None)
 # -> (B, T), or ((B, T), dict of numbers to log)
 
 
@@ -66,8 +65,9 @@ REWEIGHTINGS = dict(none=loss_none, noclip=loss_noclip, grpo=loss_grpo, gspo=los
 CLIPPED = (loss_grpo, loss_gspo, loss_cispo)
 
 
-# ---- loss normalisers: f(loss (B, T), mask (B, T), constant | None) -> scalar, a sum over rows, since losses
-# of microbatches are added (the train step turns sequence_mean's mean over rows into such a sum)
+# ---- loss normalisers: f(loss (B, T), mask (B, T), constant | None) -> scalar
+# A train step adds the losses of microbatches, and rows that teach nothing are not among them. So one's own
+# is a sum over rows, divided by the constant (the step turns sequence_mean's mean into its share of the sum).
 
 
 def sequence_mean(loss: PerToken, mask: Mask, constant=None) -> Scalar:
@@ -137,7 +137,7 @@ def compute_policy_gradient_loss(
     log_probs = log_probs.masked_fill(~mask, 0.0)
     if old_log_probs is not None:
         old_log_probs = old_log_probs.detach().to(log_probs.dtype).masked_fill(~mask, 0.0)
-    result = method(advantages, log_probs, old_log_probs, response_mask, cliprange)
+    result = method(advantages, log_probs, old_log_probs, mask, cliprange)
     loss, metadata = result if isinstance(result, tuple) else (result, {})
     check_shape(f"{name}: the function", loss, shape, "a loss at every token, or that and a dict")
     if method in REWEIGHTINGS.values():

@@ -62,8 +62,7 @@ def encode(strings, token_ids, tokenizer, what: str) -> list[list[int]]:
         if strings is not None and len(strings) != len(token_ids):
             raise ValueError(
                 f"{what}_token_ids: got {len(token_ids)} rows for {len(strings)} strings, expected one list "
-                f"of "
-                "ids per string"
+                "of ids per string"
             )
         return [list(ids) for ids in token_ids]
     if isinstance(strings, str) or strings is None:

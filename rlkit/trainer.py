@@ -29,6 +29,7 @@ from rlkit.jobs.run_writer import open_run
 from rlkit.jobs.runs import Run
 from rlkit.jobs.sinks import open_sink
 from rlkit.jobs.watch import Watch
+from rlkit.losses import loss_none
 from rlkit.samplers import SamplingParams, make_sampler
 from rlkit.support.metrics import train_step_metrics
 from rlkit.support.models import load_model
@@ -54,8 +55,8 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
         model, tokenizer: to train this model, in place, rather than load ``config.model``.
 
     With ``config.resume`` a killed run goes on from its last checkpoint and ends with the same numbers; one
-    that is finished comes back at once. Raises ValueError for whatever does not fit, before anything is
-    loaded.
+    that is finished comes back at once. Raises ValueError for what does not fit, before anything is loaded;
+    later only for what a sampler gives.
     """
     algorithm = get_algorithm(config.algo if algorithm is None else algorithm)
     config = config.resolved(algorithm)
@@ -163,13 +164,12 @@ def advantages_of(batch: RolloutBatch, rewards: PerPosition, algorithm, advantag
     )
     batch.advantages = torch.zeros_like(advantages).index_copy(0, flat, advantages)
     counts = {name: metrics[name] for name in ("groups_all_right", "groups_all_wrong", "groups_mixed")}
-    used = int((batch.advantages != 0).sum())
-    return {"pass_at_k": metrics["pass_at_k"][-1], **counts, "rows_used": used}
+    return {"pass_at_k": metrics["pass_at_k"][-1], **counts}
 
 
 def score_rollouts(batch: RolloutBatch, model, algorithm, config) -> dict:
     """Old log-probs where something needs them; with them the gap to the sampler and truncated weights."""
-    if algorithm.importance_reweighting_method == "none" and config.tis_cap is None:
+    if algorithm.importance_reweighting_method in ("none", loss_none) and config.tis_cap is None:
         return {}
     if batch.sampler_log_probs is None and config.tis_cap is not None:
         raise ValueError("tis_cap: the sampler gives no log-probs to correct for; expected None")
@@ -178,8 +178,8 @@ def score_rollouts(batch: RolloutBatch, model, algorithm, config) -> dict:
         model,
         batch,
         temperature=config.temperature,
-        microbatch_size=config.train_batch_size // config.gradient_accumulation_steps,
-        autocast_dtype=torch.bfloat16 if config.autocast else None,
+        microbatch_size=-(-config.train_batch_size // config.gradient_accumulation_steps),
+        autocast_dtype=loop.autocast_dtype(config),
         rows=learn,
     ).cpu()
     tokens = batch.response_mask & learn[:, None]
@@ -208,7 +208,7 @@ def update(batch: RolloutBatch, model, optimizer, algorithm, config, step: int) 
             temperature=config.temperature,
             cliprange=config.cliprange,
             normalization_constant=config.normalization_constant,
-            autocast_dtype=torch.bfloat16 if config.autocast else None,
+            autocast_dtype=loop.autocast_dtype(config),
         )
         reports.append(report)
     return train_step_metrics(reports, batch.entropies is not None)

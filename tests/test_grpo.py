@@ -27,6 +27,8 @@ from rlkit import (
     tokenize_prompt_and_output,
 )
 from rlkit.advantages import rows_by_group
+from rlkit.losses import loss_gspo
+from rlkit.support.metrics import train_step_metrics
 
 PROMPTS, RESPONSES = rollouts()  # 4 groups of 4
 TRUTHS = [str(r) for r in [1, 0, 0, 0, 1, 1, 1, 1, 0, 1, 1, 0, 0, 0, 0, 0]]  # two of the groups are decided
@@ -497,3 +499,41 @@ def test_prompts_that_alternate_are_refused():
     step = (Bigram(10), toy_tokenizer(), None, 1, None, by_truth)
     with pytest.raises(ValueError, match="repeated_prompts: rows 0 to 1 are one group"):
         grpo_train_step(*step, ["Hello", "world"] * 2, ["a", "test"] * 2, ["1", "0"] * 2, 2)
+
+
+def test_what_ones_own_reweighting_counts_is_kept():
+    def mine(advantages, log_probs, old_log_probs, mask, cliprange):
+        assert mask.dtype == torch.bool
+        return -advantages * log_probs, {"clip_fraction": 0.75}
+
+    assert grads_of_step(MODEL, importance_reweighting_method=mine, **BATCH)[1]["clip_fraction"] == 0.75
+
+
+def test_a_built_in_function_takes_the_path_of_its_name():
+    arguments = BATCH | dict(old_log_probs=old_of(MODEL, 0.4), cliprange=0.05)
+    by_name = grads_of_step(MODEL, importance_reweighting_method="gspo", **arguments)[1]
+    assert by_name == grads_of_step(MODEL, importance_reweighting_method=loss_gspo, **arguments)[1]
+
+
+def test_a_sum_over_rows_as_loss_normalization_does_not_depend_on_the_microbatches():
+    def token_sum(loss, mask, constant):
+        return (loss * mask).sum() / 70
+
+    one, four = (
+        grads_of_step(MODEL, loss_normalization=token_sum, gradient_accumulation_steps=k, **BATCH)[2]
+        for k in (1, 4)
+    )
+    assert largest_difference(four, one) < 2e-5
+    same = dict(loss_normalization="constant", normalization_constant=70)
+    assert largest_difference(one, grads_of_step(MODEL, **same, **BATCH)[2]) < 2e-5
+
+
+def test_the_gap_is_that_before_the_first_update():
+    first, second = (
+        {"n_tokens": 0, "n_ratios": 4, "rows_used": 0},
+        {"n_tokens": 5, "n_ratios": 4, "rows_used": 2},
+    )
+    reports = [first | {"response_length": 1.0}, second | {"response_length": 1.0, "logprob_gap_mean": 0.5}]
+    row = train_step_metrics(reports, True)
+    assert "logprob_gap_mean" not in row and row["rows_used"] == 2 and row["optimizer_steps"] == 2
+    assert train_step_metrics(reports[1:], True)["logprob_gap_mean"] == 0.5

@@ -268,7 +268,7 @@ class Plain:
             "groups_mixed": (~(by_group >= 1).all(1) & ~(by_group <= 0).all(1)).sum(),
             "distinct_answers": np.mean([len({line.answer for line in group}) for group in groups]),
             "groups_identical": sum(len({line.completion.text for line in group}) == 1 for group in groups),
-            "rows_used": (advantages != 0).sum(),
+            "rows_used": sum(a != 0 and n_tokens > 0 for a, n_tokens in zip(advantages, lengths)),
             "response_length": np.mean(lengths),
             "truncated_share": np.mean([line.kind == "cut" for line in lines]),
             "lr": values["lr"],

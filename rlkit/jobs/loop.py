@@ -55,6 +55,11 @@ def sampler_options(config, tokenizer, problems, prompt) -> dict:
     return {"weight_sync": config.weight_sync, "dtype": dtype, "max_model_len": longest}
 
 
+def autocast_dtype(config):
+    """The type of mixed precision, or None."""
+    return torch.bfloat16 if config.autocast else None
+
+
 def autocast(config, model):
     """The precision that rollouts are computed in: the same as the train step's."""
     device_type = next(model.parameters()).device.type
@@ -112,8 +117,8 @@ def sample_groups(sampler, texts: list[str], params: SamplingParams, group_size:
     sizes = [len(group) for group in groups]
     if sizes != [group_size] * len(texts):
         raise ValueError(
-            f"sampler: gave groups of {sizes} responses, expected {group_size} for each of {len(texts)} "
-            f"prompts"
+            f"sampler: gave groups of {sizes} responses, expected {group_size} for each of "
+            f"{len(texts)} prompts"
         )
     return groups
 

@@ -19,20 +19,22 @@ groups_all_wrong | groups all wrong (prompts) | prompts whose responses are all 
 groups_mixed | groups mixed (prompts) | prompts with both, which the gradient comes from
 distinct_answers | distinct answers / group | mean number of different extracted answers per prompt
 groups_identical | groups identical (prompts) | prompts whose responses are all the same text
-rows_used | rows used (responses) | responses with an advantage other than zero
+rows_used | rows used (responses) | responses passed through the model: those with an advantage other than
+  zero
 response_length | train length (tokens) | mean tokens per response
 truncated_share | truncated (share) | share of responses cut at max_tokens
-clip_fraction | clipped (share) | share of response tokens (sequences for gspo) at which clipping binds;
-  _low and _high by side
+clip_fraction | clipped (share) | share of all response tokens (sequences for gspo) at which clipping
+  binds, rows not used counting as not clipped; _low and _high by side
 clip_fraction_low | clipped low (share) | negative advantage, ratio below 1 - cliprange
 clip_fraction_high | clipped high (share) | positive advantage, ratio above 1 + cliprange
-ratio_min | smallest ratio | smallest importance ratio in the rows used; on-policy trainer / sampler,
-  off-policy current / old policy
+ratio_min | smallest ratio | smallest importance ratio in the rows used: to the old policy where old
+  log-probs are scored (a weighted method, or tis_cap), else to the sampler
 ratio_max | largest ratio | largest importance ratio
-logprob_gap_mean | log-prob gap (nats / token) | mean |trainer - sampler| log-probability of a sampled token
-  of the rows used before the update, nats
+logprob_gap_mean | log-prob gap (nats / token) | mean absolute difference between the trainer's and the
+  sampler's log-probability of a sampled token, in the rows used, before the first update, nats
 logprob_gap_max | largest log-prob gap (nats) | largest such gap
-tis_share | capped by TIS (share) | share of response tokens whose trainer/sampler ratio was cut at tis_cap
+tis_share | capped by TIS (share) | share of the response tokens in the rows used whose trainer/sampler ratio
+  was cut at tis_cap
 lr | learning rate | learning rate
 optimizer_steps | optimizer steps | optimizer steps taken from this rollout batch
 time_sample | sampling (s) | seconds spent generating

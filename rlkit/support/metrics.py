@@ -72,7 +72,10 @@ def batch_statistics(statistics: list[dict], batch, per_sequence: bool) -> dict:
     mask = batch.response_mask
     result = combine(statistics, [stats["n_tokens"] for stats in statistics])
     result["n_ratios"] = int((mask.any(dim=1) if per_sequence else mask).sum())
-    result |= clip_fractions(result)
+    shares = clip_fractions(result)
+    result = (
+        result | shares if "n_clipped_low" in result else shares | result
+    )  # one's own loss counts its own
     result["response_length"] = mask.sum().item() / len(mask)
     if batch.entropies is not None:
         result["token_entropy"] = batch.entropies[mask].mean().item()
@@ -86,10 +89,11 @@ def train_step_metrics(reports: list[dict], over_all_rows: bool) -> dict:
     is that before the first update.
     """
     row = combine(reports, [r["response_length"] if over_all_rows else r.get("n_tokens", 0) for r in reports])
-    row |= clip_fractions(row)
+    shares = clip_fractions(row)
+    row = row | shares if "n_clipped_low" in row else shares | row
     for name in ("loss", "grad_norm"):  # one number per optimizer step
         row |= combine([{name: r[name]} for r in reports if name in r], [1.0] * len(reports))
-    row |= {name: reports[0][name] for name in ("logprob_gap_mean", "logprob_gap_max") if name in reports[0]}
-    of_the_whole_batch = ("lr", "rows_used", "response_length")  # known already
-    row = {k: v for k, v in row.items() if not k.startswith("n_") and k not in of_the_whole_batch}
-    return row | {"optimizer_steps": len(reports)}
+    gaps = {name: reports[0].get(name) for name in ("logprob_gap_mean", "logprob_gap_max")}
+    row |= gaps | {"rows_used": sum(r["rows_used"] for r in reports), "optimizer_steps": len(reports)}
+    known = ("lr", "response_length")  # the whole rollout batch's
+    return {k: v for k, v in row.items() if v is not None and not k.startswith("n_") and k not in known}

@@ -151,7 +151,7 @@ log_prob_at_temperature.mistake("logits are multiplied by T", "multiplies_by_tem
     minutes=10,
     problem="get_response_log_probs",
     notebook="03",
-    reveals="rlkit.log_probs:token_entropy",
+    reveals=("rlkit.log_probs:token_entropy", "rlkit.log_probs:log_distribution"),
     door="rlkit.log_probs:get_response_log_probs",
     axes=("position",),
     solution=lambda logits: get_response_log_probs(
