@@ -272,3 +272,14 @@ def test_absurd_values_are_refused_by_name_and_shortened(name, value, message):
     assert len(str(error.value)) < 500
     with pytest.raises(ValueError, match=f"(?s)^{name}: "):
         Config.preset(value) if name == "preset" else Config(**{name: value})
+
+
+def test_what_is_given_wins_over_the_preset_and_what_is_left_is_filled_in():
+    assert (
+        Config.preset("olmo", lr=3e-6).lr == Config.from_parameters(dict(preset="olmo", lr=3e-6)).lr == 3e-6
+    )
+    many = Config(rollout_batch_size=100, group_size=4).resolved()
+    assert many.gradient_accumulation_steps == 2  # 100 // 32 is 3, which does not divide 100
+    assert Config(n_val=0, n_val_final=9).resolved().n_val_final == 0
+    given = Config(algo="drgrpo", normalization_constant=91.0, tis_cap=2.0).resolved()
+    assert (given.normalization_constant, given.tis_cap) == (91.0, 2.0)

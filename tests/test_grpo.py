@@ -171,6 +171,21 @@ def test_the_samplers_entropies_are_those_of_the_whole_batch():
         assert grads_of_step(MODEL, **arguments)[1]["token_entropy"] == pytest.approx(mean)
 
 
+def test_only_what_is_asked_for_is_computed(monkeypatch):
+    """Entropies that the sampler gave are not computed once more, nor old log-probs of other rows."""
+    with monkeypatch.context() as patch:
+        patch.setattr("rlkit.log_probs.token_entropy", None)  # a call would fail
+        entropies = [[1.0] * len(row) for row in RESPONSES]
+        assert grads_of_step(MODEL, entropies=entropies, **BATCH)[1]["token_entropy"] == 1
+    rows = torch.arange(16) % 3 == 0
+    scores = scored_rows(MODEL, PROMPTS, RESPONSES, rows=rows)
+    assert [bool(row.all()) for row in scores] == [bool(row.any()) for row in scores] == rows.tolist()
+    seen, model = [], Bigram(60)
+    model.register_forward_hook(lambda m, args, out: seen.append(len(args[0])))
+    scored_rows(model, PROMPTS, RESPONSES, rows=rows, microbatch_size=4)
+    assert sum(seen) == 6 and max(seen) <= 4
+
+
 def test_equal_rewards_that_are_not_0_or_1_are_pruned_too():
     arguments = BATCH | {"repeated_ground_truths": ["0.1"] * 16, "group_size": 8}
     loss, metadata, grads = grads_of_step(MODEL, **arguments)
@@ -236,6 +251,54 @@ def test_from_text_with_every_argument_by_position():
     torch.testing.assert_close(loss, by_hand)
     assert metadata["reward"] == 0.5 and metadata["format_reward"] == 1 and metadata["response_length"] == 1.5
     assert metadata["pass_at_k"] == [0.5, 1.0] and metadata["groups_mixed"] == 1
+
+
+def test_every_argument_of_the_handouts_step_reaches_the_step():
+    """Odd values from text, and the same from ids through ``train_step`` itself."""
+    prompts, responses = ["Hello", "Hello", "This is", "This is"], ["a test", "world", "a", "another test a"]
+    truths = ["1", "0", "0.5", "0.25"]
+    encoded = [[[WORDS[word] for word in text.split()] for text in texts] for texts in (prompts, responses)]
+    old = [row - 0.4 + 0.3 * i for i, row in enumerate(scored_rows(Bigram(10), *encoded))]
+    shared = dict(
+        gradient_accumulation_steps=2,
+        max_grad_norm=0.02,
+        group_size=2,
+        baseline="none",
+        advantage_eps=0.3,
+        advantage_normalizer="mean",
+        importance_reweighting_method="grpo",
+        old_log_probs=old,
+        cliprange=0.15,
+        loss_normalization="constant",
+        normalization_constant=7.0,
+    )
+    model = Bigram(10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    loss, metadata = grpo_train_step(
+        model=model,
+        tokenizer=toy_tokenizer(),
+        optimizer=optimizer,
+        reward_fn=by_truth,
+        repeated_prompts=prompts,
+        rollout_responses=responses,
+        repeated_ground_truths=truths,
+        **shared,
+    )
+    expected, expected_metadata, grads = grads_of_step(
+        Bigram(10),
+        prompt_token_ids=encoded[0],
+        response_token_ids=encoded[1],
+        repeated_ground_truths=truths,
+        **shared,
+    )
+    assert loss == expected and metadata == expected_metadata
+    assert torch.equal(Bigram(10).table - model.table, grads["table"])
+    assert metadata["grad_norm"] > 0.02 and 0 < metadata["clip_fraction"] < 1
+    ratio = (torch.tensor([0.4, 0.1, -0.2, -0.5])).exp()  # by hand: the wrong one has advantage 0
+    a = torch.tensor([1 / 0.8, 0, 0.5 / 0.675, 0.25 / 0.675])
+    clipped = torch.minimum(a * ratio, a * ratio.clamp(0.85, 1.15))
+    by_hand = -(clipped * torch.tensor([2, 1, 1, 3])).sum() / 7
+    torch.testing.assert_close(loss, by_hand)
 
 
 def test_what_the_metadata_holds():

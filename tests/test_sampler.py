@@ -182,6 +182,27 @@ def test_log_probs_are_those_of_teacher_forcing(tokenizer, kind, options, decode
         torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [dict(temperature=0.8), dict(temperature=0.8, top_k=5, repetition_penalty=1.5), dict(temperature=0)],
+    ids=str,
+)
+def test_entropies_are_those_of_what_was_drawn_from(tokenizer, olmo, options):
+    params = SamplingParams(max_tokens=12, seed=3, **options)
+    for completion in itertools.chain(*TransformersSampler(olmo, tokenizer).generate(PROMPTS, params, n=2)):
+        start, ids = len(completion.prompt_token_ids), completion.prompt_token_ids + completion.token_ids
+        with torch.no_grad():
+            logits = olmo(input_ids=torch.tensor([ids])).logits[0, start - 1 : -1]
+        for t, row in enumerate(logits):
+            for i in set(ids[: start + t]):
+                row[i] *= params.repetition_penalty ** (-1 if row[i] > 0 else 1)
+        scaled = logits / (params.temperature or 1)
+        if params.top_k:
+            scaled[scaled < scaled.topk(params.top_k).values[:, -1:]] = -torch.inf
+        expected = torch.distributions.Categorical(logits=scaled).entropy()
+        torch.testing.assert_close(torch.tensor(completion.entropies), expected, atol=1e-4, rtol=0)
+
+
 def test_a_truncation_that_was_asked_for(shared_cases):
     rows = map(json.loads, (shared_cases / "faults.jsonl").open(encoding="utf-8"))
     case = next(row for row in rows if row["id"] == "B017")

@@ -10,6 +10,7 @@ from tiny_model import save_tiny_model, share_of_lower_case
 
 from rlkit import trainer
 from rlkit.algorithms import ALGORITHMS
+from rlkit.batch import RolloutBatch
 from rlkit.jobs.config import Config
 from rlkit.jobs.loop import prompts_of_step, train_batches
 from rlkit.jobs.metrics import TIMES
@@ -84,6 +85,17 @@ def test_train_batches_cover_the_rollouts_once():
     shuffled = train_batches(12, 4, seed=0)
     assert [len(b) for b in shuffled] == [4, 4, 4] and sorted(sum(shuffled, [])) == list(range(12))
     assert sum(shuffled, []) != list(range(12)) and shuffled == train_batches(12, 4, seed=0)
+
+
+def test_each_row_gets_the_advantage_of_its_group_wherever_it_stands():
+    """Rewards 1, 0, 0 of one group and 0.5, 0.25, 0 of the other, not side by side."""
+    ids = torch.ones(6, 2, dtype=torch.long)
+    batch = RolloutBatch(ids, ids, ids.bool(), groups=torch.tensor([1, 0, 0, 1, 1, 0]))
+    rewards = torch.tensor([0.5, 0.0, 1.0, 0.0, 0.25, 0.0])
+    row = trainer.advantages_of(batch, rewards, ALGORITHMS["drgrpo"], 1e-6)
+    torch.testing.assert_close(batch.advantages, torch.tensor([0.25, -1 / 3, 2 / 3, -0.25, 0, -1 / 3]))
+    counts = {"groups_all_right": 0, "groups_all_wrong": 0, "groups_mixed": 2}
+    assert row == counts | {"pass_at_k": 0.5, "rows_used": 5}
 
 
 # ---- what a run writes

@@ -543,6 +543,9 @@ def test_a_run_is_the_same_steps_in_plain_torch(world, tmp_path, name):
     assert not case.cliprange or 0 < metrics.clip_fraction_high.mean() < 0.5
     assert case.method not in ("grpo", "gspo") or 0 < metrics.clip_fraction_low.mean() < 0.5
     rows = values["train_batch_size"] // values["gradient_accumulation_steps"]
+    scored = sum(n for n, _ in sampler.passes[1::2])  # a microbatch is two passes: prompts, then responses
+    times = 2 if case.method != "none" or "tis_cap" in values else 1  # old log-probs are of the same rows
+    assert case.quiet or scored == times * metrics.rows_used.sum()
     assert max(sampler.passes) == (rows, False) and sampler.trained.config._attn_implementation == "sdpa"
     assert {(call.threads, call.autocast) for call in sampler.calls} == {(1, False)}
 
