@@ -78,3 +78,14 @@ def test_values_beside_the_labels_are_cut_on_the_right_and_carry_no_gradient():
     wide = torch.arange(24.0).view(4, 6).requires_grad_()
     values = beside_labels("old_log_probs", wide, batch_of().response_mask)
     assert torch.equal(values, wide[:, :4]) and not values.requires_grad
+
+
+def test_a_completion_with_too_few_log_probs_is_refused():
+    whole, short = (
+        Completion("a", [3, 4], "stop", [-1.0, -2.0], [5]),
+        Completion("b", [3, 4], "stop", [-1.0], [5]),
+    )
+    with pytest.raises(ValueError, match=r"sampler_log_probs: got shape \(1,\) in row 1, expected \(2,\)"):
+        rollout_batch([[whole, short]])
+    with pytest.raises(ValueError, match="completion 0 has no prompt_token_ids"):
+        rollout_batch([[Completion("a", [3], "stop", [-1.0])]])
