@@ -47,8 +47,8 @@ NORMALIZERS = {"std": group_std, "mean": group_mean, "none": undivided}  # "mean
 
 def group_advantages(rewards: Rewards, baseline, normalizer, eps: float) -> Rewards:
     """A = (r - baseline(r)) / (normalizer(r) + eps); a difference of 0 stays 0 whatever divides it."""
-    differences = rewards - per_group("baseline", baseline(rewards), rewards)
-    divisors = per_group("advantage_normalizer", normalizer(rewards), rewards)
+    differences = rewards - per_group("baseline", baseline(rewards.clone()), rewards)
+    divisors = per_group("advantage_normalizer", normalizer(rewards.clone()), rewards)
     divisors = divisors + (0.0 if normalizer is undivided else eps)
     return torch.where(differences == 0, 0.0, differences / divisors)
 

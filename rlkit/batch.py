@@ -98,7 +98,8 @@ def beside_labels(name: str, values, mask: Mask) -> PerToken:
         raise ValueError(f"{name}: got {shown(values)}, expected {n_rows} rows, one per response")
     if len(values) != n_rows:
         raise ValueError(f"{name}: got {len(values)} rows, expected {n_rows}, one per response")
-    if isinstance(values, Tensor) and values.ndim == 2:
+    if getattr(values, "ndim", 0) == 2:  # a tensor, or numpy's
+        values = as_tensor(name, values, "numbers")
         if values.shape[1] < width:
             shape = tuple(values.shape)
             raise ValueError(f"{name}: got shape {shape}, expected ({n_rows}, {width}) beside the labels")

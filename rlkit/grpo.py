@@ -217,13 +217,13 @@ def grpo_train_step(
     advantages, statistics = compute_group_normalized_rewards(
         rewards, group_size, baseline, advantage_eps, advantage_normalizer
     )
+    batch = RolloutBatch(**tokenize_prompt_and_output(repeated_prompts, rollout_responses, tokenizer))
     for start in range(0, len(repeated_prompts), group_size):
         if len(set(repeated_prompts[start : start + group_size])) > 1:
             raise ValueError(
                 f"repeated_prompts: rows {start} to {start + group_size - 1} are one group and have other "
                 f"prompts, expected the {group_size} responses to a prompt in a row"
             )
-    batch = RolloutBatch(**tokenize_prompt_and_output(repeated_prompts, rollout_responses, tokenizer))
     batch.advantages = advantages.float()
     if old_log_probs is not None:
         batch.old_log_probs = beside_labels("old_log_probs", old_log_probs, batch.response_mask)

@@ -197,7 +197,9 @@ def aggregate_loss_across_microbatch(
     check_matrix("per_token_policy_gradient_loss", loss)
     check_shape("mask", mask, loss.shape, "as the loss")
     normalize = check_loss_normalization(loss_normalization, normalization_constant)
-    return normalize(loss, mask.bool(), normalization_constant)
+    result = normalize(loss, mask.bool(), normalization_constant)
+    check_shape("loss_normalization: the function", result, (), "one number as a tensor")
+    return result
 
 
 def check_loss_normalization(loss_normalization, normalization_constant):

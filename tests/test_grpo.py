@@ -8,6 +8,7 @@ from toys import (
     WORDS,
     Bigram,
     IdsOnly,
+    batch_of_ids,
     by_truth,
     grads_of_step,
     largest_difference,
@@ -27,6 +28,7 @@ from rlkit import (
     tokenize_prompt_and_output,
 )
 from rlkit.advantages import rows_by_group
+from rlkit.batch import beside_labels
 from rlkit.losses import loss_gspo
 from rlkit.support.metrics import train_step_metrics
 
@@ -600,3 +602,22 @@ def test_the_gap_is_that_before_the_first_update():
     row = train_step_metrics(reports, True)
     assert "logprob_gap_mean" not in row and row["rows_used"] == 2 and row["optimizer_steps"] == 2
     assert train_step_metrics(reports[1:], True)["logprob_gap_mean"] == 0.5
+
+
+@pytest.mark.parametrize("result", [None, 1.0, torch.ones(16), (1, 2)])
+def test_a_loss_normalization_that_gives_no_number_is_named(result):
+    with pytest.raises(ValueError, match="loss_normalization: the function: got"):
+        grads_of_step(MODEL, loss_normalization=lambda loss, mask, constant: result, **BATCH)
+
+
+def test_functions_that_work_in_place_change_nothing():
+    rewards = torch.tensor([1.0, 0, 0, 1], dtype=torch.float64)
+    found = compute_group_normalized_rewards(rewards, 2, lambda r: r.zero_(), 1e-6, lambda r: r.fill_(1))[0]
+    assert rewards.tolist() == [1, 0, 0, 1] and found.tolist() == pytest.approx([1, 0, 0, 1], abs=1e-5)
+
+
+def test_old_log_probs_from_numpy():
+    batch = batch_of_ids(PROMPTS, RESPONSES)
+    values = torch.rand(batch.labels.shape)
+    given = beside_labels("old_log_probs", values.numpy(), batch.response_mask)
+    assert torch.equal(given, values)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny_model import save_tiny_model
 
+from rlkit.algorithms import ALGORITHMS
 from rlkit.jobs import planning
 from rlkit.jobs.config import Config
 from rlkit.jobs.planning import memory_estimate, memory_peak, plan, shape_of, token_estimate
@@ -307,3 +308,13 @@ def test_what_the_plan_refuses_train_refuses(base, tmp_path, monkeypatch):
     lines = str(error.value).splitlines()
     assert [line.partition(":")[0] for line in lines] == ["sampler", "max_tokens", "run_dir"]
     assert lines == plan(config)["errors"] and not list(tmp_path.iterdir())
+
+
+def test_a_misspelt_part_of_an_algorithm_stops_before_anything_is_written(tmp_path):
+    algorithm = replace(ALGORITHMS["grpo"], name="mine", baseline="maen")
+    assert plan(Config(), algorithm=algorithm)["errors"] == [
+        "baseline: got 'maen', expected one of mean, none or a function; did you mean 'mean'?"
+    ]
+    with pytest.raises(ValueError, match="baseline: got 'maen'"):
+        train(Config(run_dir=str(tmp_path / "run")), algorithm=algorithm)
+    assert not (tmp_path / "run").exists()

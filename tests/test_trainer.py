@@ -95,7 +95,7 @@ def test_each_row_gets_the_advantage_of_its_group_wherever_it_stands():
     row = trainer.advantages_of(batch, rewards, ALGORITHMS["drgrpo"], 1e-6)
     torch.testing.assert_close(batch.advantages, torch.tensor([0.25, -1 / 3, 2 / 3, -0.25, 0, -1 / 3]))
     counts = {"groups_all_right": 0, "groups_all_wrong": 0, "groups_mixed": 2}
-    assert row == counts | {"pass_at_k": 0.5, "rows_used": 5}
+    assert row == counts | {"pass_at_k": 0.5}
 
 
 # ---- what a run writes
@@ -423,3 +423,19 @@ def test_the_sampler_gets_the_weights_once_per_update(tiny, base):
     ]
     seeds = [entry[2] for entry in log if entry[0] == "generate"]
     assert len(set(seeds)) == len(seeds)  # a fixed seed would repeat its samples
+
+
+def test_no_last_evaluation(tiny):
+    """n_val_final=0: evaluations on the way only, and the run finishes."""
+    run = train(tiny(n_val=4, n_val_final=0, n_steps=2, eval_every=1), reward_fn=share_of_lower_case)
+    assert run.finished and run.metrics.set_index("step").val_n.dropna().index.tolist() == [0, 1]
+
+
+def test_a_callable_object_as_a_part_is_recorded_by_its_class(tiny):
+    class Half(torch.nn.Module):
+        def forward(self, rewards):
+            return rewards.mean(1, keepdim=True) / 2
+
+    mine = replace(ALGORITHMS["drgrpo"], name="mine", baseline=Half())
+    run = train(tiny(n_steps=1, n_val=0), algorithm=mine, reward_fn=share_of_lower_case)
+    assert run.config["algorithm"]["baseline"].endswith("Half")

@@ -28,7 +28,8 @@ def train_batches(n_rows: int, size: int, seed: int) -> list[list[int]]:
 
 
 def evaluation_due(config, step: int) -> bool:
-    if not config.n_val or (step == 0 and not config.eval_at_start):
+    n = config.n_val_final if step == config.n_steps else config.n_val
+    if not n or not config.n_val or (step == 0 and not config.eval_at_start):
         return False
     return step in (0, config.n_steps) or bool(config.eval_every and step % config.eval_every == 0)
 

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from rlkit.advantages import BASELINES, NORMALIZERS
 from rlkit.algorithms import get_algorithm
 from rlkit.jobs.sinks import check_sink
 from rlkit.log_probs import CHUNK_ELEMENTS
+from rlkit.losses import LOSS_NORMALIZATIONS, REWEIGHTINGS
 from rlkit.samplers.vllm.find import (
     ONE_GPU_SHARE,
     OWN_GPU_SHARE,
@@ -28,10 +30,15 @@ from rlkit.samplers.vllm.find import (
 )
 from rlkit.samplers.vllm.weight_sync import choose_way
 from rlkit.support import machine
+from rlkit.support.arguments import named_function
 from rlkit.support.checks import first_line, shown, unusable_folder
 from rlkit.support.models import check_device, choose_attention, model_location
 from rlkit.tasks.problems import load_problems
 from rlkit.tasks.prompts import load_prompt
+
+# the parts of an algorithm that are names or functions
+PARTS = {"baseline": BASELINES, "advantage_normalizer": NORMALIZERS}
+PARTS |= {"importance_reweighting_method": REWEIGHTINGS, "loss_normalization": LOSS_NORMALIZATIONS}
 
 # floating-point operations a second that the time estimate assumes, small matrices and overheads included
 FLOPS = {"cpu": 3e10, "mps": 2e12, "cuda": 5e13}
@@ -76,7 +83,9 @@ def plan(config, *, algorithm=None, model=None, tokenizer=None, own_sampler: boo
     """
     algorithm = get_algorithm(config.algo if algorithm is None else algorithm)
     c = config.resolved(algorithm)
-    page = _Page(c.__dataclass_fields__)
+    page = _Page([*c.__dataclass_fields__, *PARTS])
+    for part, table in PARTS.items():
+        page.attempt(part, named_function, part, getattr(algorithm, part), table)
     prompt = page.attempt("prompt", load_prompt, c.prompt)
     if model is None:
         device = page.attempt("device", check_device, c.device) or torch.device("cpu")

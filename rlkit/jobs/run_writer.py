@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import IO
 
@@ -163,8 +163,15 @@ def _record(path: Path, config, algorithm) -> dict:
 
 def run_record(config, algorithm) -> dict:
     """What config.json holds: the fields, the algorithm, and where, when and with what the run was made."""
-    rule = {k: f"{v.__module__}.{v.__qualname__}" if callable(v) else v for k, v in asdict(algorithm).items()}
+    parts = {f.name: getattr(algorithm, f.name) for f in fields(algorithm)}
+    rule = {name: function_name(part) if callable(part) else part for name, part in parts.items()}
     return asdict(config) | {"algorithm": rule, "provenance": provenance()}
+
+
+def function_name(function) -> str:
+    """The module and name of a function; of its class for a callable object."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _check_same(recorded: dict, wanted: dict, path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rlkit.support.checks import number, shown
+from rlkit.support.checks import hint, number, shown
 
 
 def as_tensor(name: str, values, expected: str = "a tensor or a list of numbers", **options) -> Tensor:
@@ -23,7 +23,9 @@ def named_function(name: str, value, table: dict[str, Callable]) -> Callable:
         return value
     if isinstance(value, str) and value in table:
         return table[value]
-    raise ValueError(f"{name}: got {shown(value)}, expected one of {', '.join(table)} or a function")
+    raise ValueError(
+        f"{name}: got {shown(value)}, expected one of {', '.join(table)} or a function{hint(value, table)}"
+    )
 
 
 def check_number(name: str, value, test: Callable[[float], bool], expected: str) -> None:

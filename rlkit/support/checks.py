@@ -21,8 +21,9 @@ def shown(value) -> str:
 
 def hint(name: str, known: Iterable[str]) -> str:
     """ "; did you mean 'lr'?" for the known name that is closest to this one, "" if none is close."""
-    close = get_close_matches(str(name), list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    by_lower = {text.lower(): text for text in known}
+    close = get_close_matches(str(name).lower(), list(by_lower), n=1)
+    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
 def first_line(error: BaseException) -> str:
