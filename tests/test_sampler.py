@@ -103,7 +103,6 @@ def say(tokenizer, script, stop=(), max_tokens=None, eos_token_ids=None) -> Comp
 
 
 # --- the distribution sampled from
-# --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -347,7 +346,6 @@ def test_greedy_is_what_transformers_generates(tokenizer, olmo, penalty):
 
 
 # --- seeds
-# ----------------------------------------------------------------------------------------------------------
 
 
 def test_same_seed_same_responses_and_no_two_alike(tokenizer, olmo):
@@ -392,7 +390,6 @@ def test_row_uniforms_are_uniform_and_independent():
 
 
 # --- where a response ends
-# -----------------------------------------------------------------------------------------
 
 
 def test_a_stop_string_may_straddle_tokens(tokenizer):
@@ -472,7 +469,6 @@ def test_every_end_of_text_id_of_model_and_tokenizer_counts(tokenizer, olmo):
 
 
 # --- what is computed, and what is left behind
-# ----------------------------------------------------------------------
 
 
 def test_prompts_are_computed_once_and_finished_rows_leave(tokenizer, olmo):
@@ -544,7 +540,6 @@ def test_sync_weights(tokenizer, olmo):
 
 
 # --- bad input
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_no_prompts_no_responses(tokenizer, olmo):

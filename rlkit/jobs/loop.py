@@ -68,48 +68,22 @@ def autocast(config, model):
 
 
 def training_rows(step: int, batch: RolloutBatch, groups, texts, problems, rewards) -> list[dict]:
-    """A rollout batch for rollouts.jsonl."""
-    completions = [completion for group in groups for completion in group]
-    names = ("step", "split", "group", "prompt", "response", "gold", "advantage", "length", "finish_reason")
-    return [
-        dict(
-            zip(
-                names,
-                (
-                    step,
-                    "train",
-                    g,
-                    texts[g],
-                    c.text,
-                    problems[g].answer,
-                    a,
-                    len(c.token_ids),
-                    c.finish_reason,
-                ),
-            )
-        )
-        | {name: values[i].item() for name, values in rewards.items()}
-        for i, (g, a, c) in enumerate(zip(batch.groups.tolist(), batch.advantages.tolist(), completions))
-    ]
+    """A rollout batch for rollouts.jsonl. rewards: {name: (B,)}."""
+    rows, completions = [], [completion for group in groups for completion in group]
+    for i, (g, c) in enumerate(zip(batch.groups.tolist(), completions)):
+        row = {"step": step, "split": "train", "group": g, "prompt": texts[g], "response": c.text}
+        row |= {"gold": problems[g].answer} | {name: values[i].item() for name, values in rewards.items()}
+        row |= {"advantage": batch.advantages[i].item(), "length": len(c.token_ids)}
+        rows.append(row | {"finish_reason": c.finish_reason})
+    return rows
 
 
 def validation_rows(found, step: int) -> list[dict]:
     """The first responses of an evaluation, for rollouts.jsonl."""
-    names = [
-        "prompt",
-        "response",
-        "gold",
-        "reward",
-        "format_reward",
-        "answer_reward",
-        "length",
-        "finish_reason",
-    ]
+    names = "prompt response gold reward format_reward answer_reward length finish_reason".split()
+    first = {"step": step, "split": "validation"}
     rows = found.rows.head(VAL_ROLLOUTS).to_dict("records")
-    return [
-        {"step": step, "split": "validation", "group": int(row["problem"])} | {n: row[n] for n in names}
-        for row in rows
-    ]
+    return [first | {"group": int(row["problem"])} | {name: row[name] for name in names} for row in rows]
 
 
 def sample_groups(sampler, texts: list[str], params: SamplingParams, group_size: int) -> list[list]:

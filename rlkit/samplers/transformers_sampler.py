@@ -20,7 +20,6 @@ from rlkit.samplers.base import Completion, SamplingParams, encode_prompts, end_
 from rlkit.support.progress import progress
 
 # --- distributions
-# -----------------------------------------------------------------------------------------------
 
 
 def penalize_repetition(logits: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch.Tensor:
@@ -86,7 +85,6 @@ def row_uniforms(seed: int, prompt_index: int, copy: int, count: int) -> torch.T
 
 
 # --- stop strings
-# ------------------------------------------------------------------------------------------------
 
 
 class StopStrings:
@@ -149,7 +147,6 @@ def token_texts(tokenizer, size: int) -> list[str]:
 
 
 # --- the sampler
-# -------------------------------------------------------------------------------------------------
 
 
 class TransformersSampler:
