@@ -13,8 +13,7 @@ from rlkit.tasks.rewards import grade_responses
 
 
 def group_mean(rewards: Rewards) -> PerGroup:
-    """sum_j r_j / G, held between the smallest and the largest so that equal rewards give exactly that
-    reward.
+    """sum_j r_j / G, held between the smallest and the largest: equal rewards give exactly that reward.
 
     GRPO (DeepSeekMath, 2402.03300) and all that came after it.
     """
