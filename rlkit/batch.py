@@ -91,8 +91,7 @@ def rollout_batch(groups, filler: int = 0) -> RolloutBatch:
 
 
 def beside_labels(name: str, values, mask: Mask) -> PerToken:
-    """Float32 values beside the labels, from a (B, T) tensor (wider right padding is cut) or from B rows of
-    one value per response token. ValueError where they do not fit."""
+    """Float32 values beside the labels, from a (B, T) tensor or B rows of one finite value per response token."""
     n_rows, width = mask.shape
     if not hasattr(values, "__len__") or isinstance(values, str):
         raise ValueError(f"{name}: got {shown(values)}, expected {n_rows} rows, one per response")
@@ -103,12 +102,14 @@ def beside_labels(name: str, values, mask: Mask) -> PerToken:
         if values.shape[1] < width:
             shape = tuple(values.shape)
             raise ValueError(f"{name}: got shape {shape}, expected ({n_rows}, {width}) beside the labels")
-        return values[:, :width].detach().float()
-    rows = [as_tensor(name, row, "numbers", dtype=torch.float32).detach() for row in values]
+        values = values[:, :width].detach().float()
+        rows = [row[m] for row, m in zip(values, mask.to(values.device))]
+    else:
+        rows = [as_tensor(name, row, "numbers", dtype=torch.float32).detach() for row in values]
     for i, (row, n_tokens) in enumerate(zip(rows, mask.sum(dim=1).tolist())):
-        if row.shape != (n_tokens,):
+        if row.shape != (n_tokens,) or not bool(row.isfinite().all()):
             raise ValueError(
-                f"{name}: got shape {tuple(row.shape)} in row {i}, expected ({n_tokens},), one value per "
-                "response token"
+                f"{name}: got shape {tuple(row.shape)} in row {i}, expected ({n_tokens},), one finite value "
+                "per response token"
             )
     return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, torch.cat(rows).to(mask.device))

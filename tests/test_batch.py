@@ -76,8 +76,9 @@ def test_chosen_rows_are_split_by_length():
 
 def test_values_beside_the_labels_are_cut_on_the_right_and_carry_no_gradient():
     wide = torch.arange(24.0).view(4, 6).requires_grad_()
-    values = beside_labels("old_log_probs", wide, batch_of().response_mask)
-    assert torch.equal(values, wide[:, :4]) and not values.requires_grad
+    mask = batch_of().response_mask
+    values = beside_labels("old_log_probs", wide, mask)
+    assert torch.equal(values, wide[:, :4] * mask) and not values.requires_grad
 
 
 def test_a_completion_with_too_few_log_probs_is_refused():
@@ -89,3 +90,15 @@ def test_a_completion_with_too_few_log_probs_is_refused():
         rollout_batch([[whole, short]])
     with pytest.raises(ValueError, match="completion 0 has no prompt_token_ids"):
         rollout_batch([[Completion("a", [3], "stop", [-1.0])]])
+
+
+@pytest.mark.parametrize("as_rows", [True, False])
+def test_values_that_are_not_finite_are_refused_at_response_tokens_only(as_rows):
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    values = torch.tensor([[1.0, 2.0, float("nan")], [3.0, float("inf"), 0.0]])
+    rows = [row[m] for row, m in zip(values, mask)] if as_rows else values
+    assert beside_labels("old_log_probs", rows, mask).tolist() == [[1, 2, 0], [3, 0, 0]]
+    values[0, 1] = float("nan")
+    rows = [row[m] for row, m in zip(values, mask)] if as_rows else values
+    with pytest.raises(ValueError, match="old_log_probs: .*in row 0, .*one finite value"):
+        beside_labels("old_log_probs", rows, mask)

@@ -620,4 +620,4 @@ def test_old_log_probs_from_numpy():
     batch = batch_of_ids(PROMPTS, RESPONSES)
     values = torch.rand(batch.labels.shape)
     given = beside_labels("old_log_probs", values.numpy(), batch.response_mask)
-    assert torch.equal(given, values)
+    assert torch.equal(given, values * batch.response_mask)
