@@ -91,7 +91,7 @@ def rollout_batch(groups, filler: int = 0) -> RolloutBatch:
 
 
 def beside_labels(name: str, values, mask: Mask) -> PerToken:
-    """Float32 values beside the labels, from a (B, T) tensor or B rows of one finite value per response token."""
+    """Float32 values beside the labels, from a (B, T) tensor or B rows of one value per response token."""
     n_rows, width = mask.shape
     if not hasattr(values, "__len__") or isinstance(values, str):
         raise ValueError(f"{name}: got {shown(values)}, expected {n_rows} rows, one per response")
