@@ -2,7 +2,7 @@
 
 import warnings
 from contextlib import nullcontext
-from math import isfinite
+from math import inf, isfinite
 
 import torch
 
@@ -45,8 +45,8 @@ def train_step(
         batch: with advantages, and with old_log_probs if the algorithm reweights by them.
         gradient_accumulation_steps: microbatches a full batch is cut into (each of ceil(B / steps) rows). It
             changes memory and speed, never the result.
-        max_grad_norm: a longer gradient is scaled down to this norm; None leaves it. temperature: the
-        sampler's.
+        max_grad_norm: a longer gradient is scaled down to this norm; None leaves it.
+        temperature: the sampler's.
         cliprange: None is the algorithm's. normalization_constant: see ``constant_sum``.
         autocast_dtype: such as torch.bfloat16, for mixed precision around the forward pass; None for none.
 
@@ -54,8 +54,7 @@ def train_step(
     they keep counting in every divisor, so loss and gradient are those of the unpruned batch. (A reweighting
     of one's own is given every row, since its loss need not be proportional to the advantage.) If no row is
     left the loss is 0 and the optimizer still steps, with zero gradients, as it would unpruned. A gradient
-    that is not finite
-    is never applied: that step is skipped with a warning.
+    that is not finite is never applied: that step is skipped with a warning.
 
     Returns:
         (loss, metadata). loss is a detached scalar. metadata holds plain numbers, what is not finite left
@@ -110,8 +109,8 @@ def train_step(
 
 def rows_that_teach(batch: RolloutBatch, algorithm: Algorithm) -> Rows:
     """Rows with a response and an advantage other than 0 (any advantage for a reweighting of one's own)."""
-    method = named_function("", algorithm.importance_reweighting_method, REWEIGHTINGS)
-    own = method not in REWEIGHTINGS.values()
+    method = algorithm.importance_reweighting_method
+    own = named_function("importance_reweighting_method", method, REWEIGHTINGS) not in REWEIGHTINGS.values()
     return batch.response_mask.any(dim=1) & (own | (batch.advantages != 0))
 
 
@@ -129,8 +128,7 @@ def score(
 def response_log_probs(
     model, batch: RolloutBatch, *, temperature=1.0, microbatch_size=32, autocast_dtype=None, rows=None
 ) -> PerToken:
-    """The model's log-probabilities of the response tokens, without gradient: the off-policy
-    ``old_log_probs``.
+    """The model's log-probabilities of the response tokens, without gradient: ``old_log_probs``.
 
     rows: (B,) bool, which rows to score; None is all. Float32 on the model's device, 0 elsewhere.
     """
@@ -153,7 +151,7 @@ def optimizer_step(model, optimizer, max_grad_norm=None) -> float:
     parameters = [p for p in model.parameters() if p.requires_grad]
     for p in parameters:
         p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-    limit = torch.inf if max_grad_norm is None else max_grad_norm
+    limit = inf if max_grad_norm is None else max_grad_norm
     norm = torch.nn.utils.clip_grad_norm_(parameters, limit).item()
     if isfinite(norm):
         optimizer.step()
@@ -167,7 +165,7 @@ def optimizer_step(model, optimizer, max_grad_norm=None) -> float:
 def check_step(batch, method, gradient_accumulation_steps, max_grad_norm, temperature, cliprange):
     """The reweighting's function; ValueError for what a step cannot work with."""
     check_count("gradient_accumulation_steps", gradient_accumulation_steps)
-    if max_grad_norm is not None:
+    if max_grad_norm not in (None, inf):  # inf: measured, not scaled
         check_number("max_grad_norm", max_grad_norm, lambda v: v > 0, "a positive number or None")
     check_number("temperature", temperature, lambda t: t > 0, "the sampler's, a positive number")
     check_shape("advantages", batch.advantages, (len(batch),), "one finite number per response")

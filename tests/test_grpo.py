@@ -621,3 +621,9 @@ def test_old_log_probs_from_numpy():
     values = torch.rand(batch.labels.shape)
     given = beside_labels("old_log_probs", values.numpy(), batch.response_mask)
     assert torch.equal(given, values * batch.response_mask)
+
+
+def test_an_infinite_norm_measures_and_does_not_scale():
+    _, metadata, grads = grads_of_step(MODEL, max_grad_norm=float("inf"), **BATCH)
+    plain = grads_of_step(MODEL, **BATCH)
+    assert metadata["grad_norm"] == plain[1]["grad_norm"] and largest_difference(grads, plain[2]) == 0

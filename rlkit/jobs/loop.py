@@ -63,8 +63,8 @@ def autocast_dtype(config):
 
 def autocast(config, model):
     """The precision that rollouts are computed in: the same as the train step's."""
-    device_type = next(model.parameters()).device.type
-    return torch.autocast(device_type, dtype=torch.bfloat16) if config.autocast else nullcontext()
+    device_type, dtype = next(model.parameters()).device.type, autocast_dtype(config)
+    return nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)
 
 
 def training_rows(step: int, batch: RolloutBatch, groups, texts, problems, rewards) -> list[dict]:

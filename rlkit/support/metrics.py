@@ -48,11 +48,15 @@ def combine(reports: list[dict], weights: list) -> dict:
     return result
 
 
-def clip_fractions(counts: dict) -> dict:
-    """clip_fraction and its two sides, from n_clipped_low, n_clipped_high and n_ratios."""
-    low, high = counts.get("n_clipped_low", 0), counts.get("n_clipped_high", 0)
+def with_clip_fractions(row: dict) -> dict:
+    """The row with clip_fraction and its two sides, from n_clipped_low, n_clipped_high and n_ratios.
+
+    A loss of one's own that counts no clipped tokens keeps a clip_fraction that it gives, and else has 0.
+    """
+    low, high = row.get("n_clipped_low", 0), row.get("n_clipped_high", 0)
     shares = {"clip_fraction": low + high, "clip_fraction_low": low, "clip_fraction_high": high}
-    return {name: count / max(1, counts["n_ratios"]) for name, count in shares.items()}
+    shares = {name: count / max(1, row["n_ratios"]) for name, count in shares.items()}
+    return row | shares if "n_clipped_low" in row else shares | row
 
 
 def microbatch_statistics(stats: dict, scored: dict, part) -> dict:
@@ -72,10 +76,7 @@ def batch_statistics(statistics: list[dict], batch, per_sequence: bool) -> dict:
     mask = batch.response_mask
     result = combine(statistics, [stats["n_tokens"] for stats in statistics])
     result["n_ratios"] = int((mask.any(dim=1) if per_sequence else mask).sum())
-    shares = clip_fractions(result)
-    result = (
-        result | shares if "n_clipped_low" in result else shares | result
-    )  # one's own loss counts its own
+    result = with_clip_fractions(result)
     result["response_length"] = mask.sum().item() / len(mask)
     if batch.entropies is not None:
         result["token_entropy"] = batch.entropies[mask].mean().item()
@@ -89,8 +90,7 @@ def train_step_metrics(reports: list[dict], over_all_rows: bool) -> dict:
     is that before the first update.
     """
     row = combine(reports, [r["response_length"] if over_all_rows else r.get("n_tokens", 0) for r in reports])
-    shares = clip_fractions(row)
-    row = row | shares if "n_clipped_low" in row else shares | row
+    row = with_clip_fractions(row)
     for name in ("loss", "grad_norm"):  # one number per optimizer step
         row |= combine([{name: r[name]} for r in reports if name in r], [1.0] * len(reports))
     gaps = {name: reports[0].get(name) for name in ("logprob_gap_mean", "logprob_gap_max")}
