@@ -121,6 +121,9 @@ class Config(metaclass=_Presets):
     rollouts_every: Count = say(20, "steps between rollouts written to rollouts.jsonl; 0 is never")
     checkpoint_every: Count = say(10, "steps between checkpoints; 0 is only at the end")
     seed: Whole = say(0, "decides prompts' order, sampling and shuffling", ge=0, lt=2**63)
+    n_gpus: Whole = say(
+        1, "processes that share the model's weights and the rows, one on each GPU (or on a CPU)", ge=1, le=64
+    )
     threads: Whole = say(1, "CPU threads of the run", ge=1, le=1024)
     run_dir: Text | None = say(None, "the run's folder; None is a new one under runs/")
     resume: bool = say(False, "go on with the run in run_dir from its last checkpoint")

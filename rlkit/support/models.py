@@ -12,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 from rlkit.support.checks import first_line, missing_folder, shown, unusable_path
 
 
-def load_model(name_or_path="laptop", dtype="float32", device=None, attn_implementation=None):
+def load_model(name_or_path="laptop", dtype="float32", device=None, attn_implementation=None, on_host=False):
     """(model, tokenizer), the model in eval mode on its device.
 
     name_or_path: "laptop" (the model that ships with rlkit), a folder or a hub id.
@@ -20,6 +20,8 @@ def load_model(name_or_path="laptop", dtype="float32", device=None, attn_impleme
     device: None is the first CUDA GPU if there is one, else the CPU.
     attn_implementation: "flash_attention_2", "sdpa", "eager"; None is "sdpa". FlashAttention-2 becomes SDPA,
         with one printed line, where flash-attn, the device or the type of the weights does not allow it.
+
+    on_host: leave the weights on the CPU, to be spread over several devices; all else is for ``device``.
 
     Eval mode is on purpose: dropout would make the on-policy ratio differ from 1. The tokenizer pads on the
     right, with its end-of-text token if it has no pad token (padding is masked by position, never by id).
@@ -43,7 +45,7 @@ def load_model(name_or_path="laptop", dtype="float32", device=None, attn_impleme
         what = f"could not load {shown(str(name_or_path))} ({first_line(error)})"
         raise ValueError(f"model: {what}; {expected}") from error
     prepare_tokenizer(tokenizer)
-    return model.to(device).eval(), tokenizer  # pyright: ignore[reportArgumentType]
+    return model.to("cpu" if on_host else device).eval(), tokenizer  # pyright: ignore[reportArgumentType]
 
 
 def save_model(model, tokenizer, folder) -> None:
