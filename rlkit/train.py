@@ -1,6 +1,6 @@
 """The command line: ``python -m rlkit.train algo=drgrpo lr=3e-4``, also with n_gpus=2 or under torchrun.
 
-``torchrun --nproc-per-node 2 -m rlkit.train algo=drgrpo`` trains one model over two ranks (see jobs.sharding).
+``torchrun --nproc-per-node 2 -m rlkit.train algo=drgrpo`` trains one model over two ranks (jobs.sharding).
 """
 
 import sys

@@ -1,13 +1,19 @@
 """Starting the ranks of a run: ``n_gpus`` processes of ``python -m rlkit.train`` under torchrun's agent."""
 
+import logging
 import os
 import signal
 import subprocess
 import sys
+from collections import deque
 from dataclasses import asdict, replace
+from pathlib import Path
+from threading import Thread
 
 from rlkit.jobs.run_writer import new_run_dir
 from rlkit.jobs.runs import Run
+from rlkit.support.files import read_jsonl
+from rlkit.support.progress import progress
 
 
 def launch(config, own: dict[str, bool]) -> Run:
@@ -16,8 +22,7 @@ def launch(config, own: dict[str, bool]) -> Run:
     own: what the caller passed as an object, which another process cannot have. RuntimeError with the first
     failure's reason if a rank fails.
     """
-    given = [name for name, there in own.items() if there]
-    if given:
+    if given := [name for name, there in own.items() if there]:
         raise ValueError(
             f"n_gpus: got {config.n_gpus} with {', '.join(given)} of your own, which other processes cannot "
             "have; expected n_gpus 1, or your script started by torchrun"
@@ -26,22 +31,31 @@ def launch(config, own: dict[str, bool]) -> Run:
         config = replace(config, run_dir=str(new_run_dir(config.preset, config.algo, config.seed)))
     values = [f"{name}={value}" for name, value in asdict(config).items() if value is not None]
     command = [sys.executable, "-u", "-m", "rlkit.train", *values]
-    environment = os.environ | {"OMP_NUM_THREADS": str(config.threads), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    ) as process:
-        assert process.stdout is not None
+    environment = os.environ | {"OMP_NUM_THREADS": str(config.threads)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": environment}
+    last = deque([""], maxlen=1)
+    metrics = Path(config.run_dir).expanduser() / "metrics.jsonl"
+    with subprocess.Popen(command, **pipes) as process, progress(total=config.n_steps, desc="train") as bar:
+        reader = Thread(target=_relay, args=(process.stdout, last), daemon=True)
+        reader.start()
         try:
-            last = ""
-            for line in process.stdout:
-                last = line.rstrip() or last
-                print(line, end="", flush=True)
+            while process.poll() is None:
+                reader.join(timeout=0.5)
+                steps = [row["step"] for row in read_jsonl(metrics, growing=True)]
+                bar.update(max([bar.n, *steps]) - bar.n)
         except BaseException:
             process.send_signal(signal.SIGINT)
             raise
+        reader.join()
     if process.returncode:
-        raise RuntimeError(f"train: {last}")
-    return Run(config.run_dir)
+        raise RuntimeError(f"train: {last.pop() or f'ended with exit status {process.returncode}'}")
+    return Run(metrics.parent)
+
+
+def _relay(stream, last) -> None:
+    for line in stream:
+        print(line, end="", flush=True)
+        last.append(line.strip())
 
 
 def start_ranks(n: int, arguments: list[str]) -> str | None:
@@ -58,15 +72,26 @@ def start_ranks(n: int, arguments: list[str]) -> str | None:
         rdzv_endpoint="localhost:0",
         max_restarts=0,
     )
+    for name in [*logging.root.manager.loggerDict, "torch"]:  # what they would say is in the line below
+        if name.startswith("torch"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         elastic_launch(settings, sys.executable)("-u", "-m", "rlkit.train", *arguments)
     except ChildFailedError as error:
-        # a rank that is killed takes the others' conversation down with it: its own end is the reason
-        rank, failure = min(
-            error.failures.items(), key=lambda item: (item[1].exitcode >= 0, item[1].timestamp)
-        )
-        if failure.exitcode >= 0:
-            return str(failure.message if isinstance(failure.message, str) else failure.message["message"])
-        killer = signal.Signals(-failure.exitcode).name
-        return f"rank {rank} of {n} was ended by {killer}; the run stops, resume goes on from its checkpoint"
+        rank, failure = min(error.failures.items(), key=_comes_before)
+        if failure.exitcode < 0:
+            killer = signal.Signals(-failure.exitcode).name
+            return (
+                f"rank {rank} of {n} was ended by {killer}; the run stops, resume goes on from its checkpoint"
+            )
+        record = (failure.error_file_data or {}).get("message", {})
+        if isinstance(record, dict) and not failure.message.startswith("ValueError: "):
+            print(record.get("extraInfo", {}).get("py_callstack", ""), file=sys.stderr)
+        return failure.message.removeprefix("ValueError: ")
     return None
+
+
+def _comes_before(item) -> tuple:
+    """Which failure is the reason: a killed rank ends the others' talk, and the agent ends them (SIGTERM)."""
+    code = item[1].exitcode
+    return code == -signal.SIGTERM, code >= 0, item[1].timestamp
