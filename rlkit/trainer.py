@@ -16,6 +16,7 @@ Where it goes beyond the handout, or had to choose:
 """
 
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -66,6 +67,7 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
     if (model is None) != (tokenizer is None):
         raise ValueError("model, tokenizer: got one of them, expected both or none")
     ranks, device = join(config.device)
+    config = replace(config, n_gpus=ranks.size) if ranks.size > 1 else config
     outlook = plan(config, algorithm=algorithm, model=model, tokenizer=tokenizer, own_sampler=sampler is None)
     if config.dry_run:
         return print(outlook["text"], flush=True) if ranks.first else None

@@ -5,6 +5,7 @@ what it refuses. The estimates say how they are made: memory is an upper bound, 
 prompts are long, time right within a factor of a few.
 """
 
+import os
 import shutil
 from contextlib import suppress
 from importlib.metadata import version
@@ -97,10 +98,13 @@ def plan(config, *, algorithm=None, model=None, tokenizer=None, own_sampler: boo
     )
     attention, why = choose_attention(c.attn_implementation, getattr(torch, c.dtype), device)
     gpu = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+    if c.n_gpus > 1:
+        gpu += f" and {c.n_gpus - 1} more, each with 1/{c.n_gpus} of the weights"
+        page.attempt("n_gpus", check_ranks, c.n_gpus, c.sampler == "vllm", device)
     kind = c.dtype + (" with bfloat16 autocast" if c.autocast else "")
     kind += f", attention {attention}" + (f" ({why})" if why else "")
     page.lines.append(f"device {device}{gpu}, {kind}, {c.threads} CPU thread(s)")
-    install = _server(page, c.weight_sync, device) if c.sampler == "vllm" and own_sampler else None
+    install = _server(page, c, device) if c.sampler == "vllm" and own_sampler else None
     versions = [f"{name} {version(name)}" for name in ("torch", "transformers")]
     if install:
         versions.append(
@@ -151,13 +155,23 @@ def plan(config, *, algorithm=None, model=None, tokenizer=None, own_sampler: boo
     return {"ok": not page.errors} | said | found
 
 
-def _server(page: _Page, weight_sync: str, device):
+def check_ranks(n: int, with_server: bool, device) -> None:
+    """ValueError unless each rank here has a GPU of its own, and a server another; CPUs do for all."""
+    n = int(os.environ.get("LOCAL_WORLD_SIZE", n))  # under torchrun: those on this machine
+    if device.type == "cuda" and (there := torch.cuda.device_count()) < n + with_server:
+        server = " and one more for vLLM" if with_server else ""
+        raise ValueError(f"n_gpus: got {n}, but there are {there}; expected {n} or more{server}")
+
+
+def _server(page: _Page, config, device):
     """The vLLM install that a run will use, or None with the reason among the errors."""
     known = len(page.errors)
     install = page.attempt("sampler", find_vllm)
     if install is None:
         return page.refuse(f"sampler: {vllm_missing()}") if len(page.errors) == known else None
-    where, reason = server_outlook(weight_sync, install, device)
+    gpu = config.n_gpus if config.n_gpus > 1 and device.type == "cuda" else None
+    weight_sync = "shm" if config.n_gpus > 1 and config.weight_sync == "auto" else config.weight_sync
+    where, reason = server_outlook(weight_sync, install, device, gpu)
     page.lines.append(where)
     unpinned = vllm_unpinned(install)
     page.warnings += [f"sampler: expected {unpinned}"] if unpinned else []
@@ -189,9 +203,9 @@ def _needs(page, config, shape: dict, lengths: dict, device, memory: dict, free:
     return {"memory_total": total, "disk": disk, "tokens": tokens, "seconds": seconds}
 
 
-def server_outlook(wanted: str, install, device) -> tuple[str, str]:
+def server_outlook(wanted: str, install, device, gpu: int | None = None) -> tuple[str, str]:
     """(where vLLM will run and how it gets the weights, why that is not the wanted way or "")."""
-    gpu, shared = place(device)
+    gpu, shared = place(device, gpu)
     policy = (device.index or 0) if device.type == "cuda" else None
     places: dict[str, Any] = dict(server_on_cpu=install.on_cpu, server_gpu=gpu, policy_gpu=policy)
     way, reason = choose_way(wanted, **places, vllm_importable=vllm_importable())
