@@ -3,6 +3,7 @@
 ``torchrun --nproc-per-node 2 -m rlkit.train algo=drgrpo`` trains one model over two ranks (jobs.sharding).
 """
 
+import os
 import sys
 
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -36,4 +37,7 @@ if __name__ == "__main__":
     )  # torchrun's agent says it once
     message = record(main)(sys.argv[1:])
     leave()
+    if launched() and message is None:  # all is closed; threads of torch.distributed can abort a normal exit
+        sys.stdout.flush()
+        os._exit(0)
     sys.exit(message)

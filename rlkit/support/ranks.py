@@ -8,6 +8,7 @@ its own ranks.
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,11 +44,11 @@ class Ranks:
         """Every rank's value, in order, on every rank."""
         if self.size == 1:
             return [value]
-        values = [None] * self.size
+        values: list = [None] * self.size
         dist.all_gather_object(values, value)
         return values
 
-    def from_first(self, function):
+    def from_first(self, function) -> Any:
         """What ``function()`` gives on the first rank, which alone calls it; other ranks get it, pickled."""
         if self.size == 1:
             return function()
@@ -94,6 +95,7 @@ def join(device: str | None) -> tuple[Ranks, str | None]:
 
 
 def leave() -> None:
-    """End the conversation; without it a rank that is done warns."""
+    """End the conversation, all together."""
     if dist.is_initialized():
+        dist.barrier()
         dist.destroy_process_group()
