@@ -52,13 +52,13 @@ def sampler_options(config, tokenizer, problems, prompt) -> dict:
     if config.sampler != "vllm":
         return {}
     longest = prompt_lengths(tokenizer, problems, prompt)["longest"] + config.max_tokens
-    dtype = "bfloat16" if config.autocast else None
+    dtype = config.autocast_dtype if config.autocast else None
     return {"weight_sync": config.weight_sync, "dtype": dtype, "max_model_len": longest}
 
 
 def autocast_dtype(config):
     """The type of mixed precision, or None."""
-    return torch.bfloat16 if config.autocast else None
+    return getattr(torch, config.autocast_dtype) if config.autocast else None
 
 
 def autocast(config, model):
