@@ -4,6 +4,7 @@ import warnings
 from contextlib import nullcontext
 from functools import partial
 from math import inf, isfinite
+from typing import Any
 
 import torch
 
@@ -40,6 +41,7 @@ def train_step(
     cliprange=None,
     normalization_constant=None,
     autocast_dtype=None,
+    scaler=None,
 ) -> tuple[Scalar, dict]:
     """Score, weigh by the advantages, accumulate gradients, take ONE optimizer step.
 
@@ -51,6 +53,9 @@ def train_step(
         temperature: the sampler's.
         cliprange: None is the algorithm's. normalization_constant: see ``constant_sum``.
         autocast_dtype: such as torch.bfloat16, for mixed precision around the forward pass; None for none.
+        scaler: a ``torch.amp.GradScaler``, for torch.float16: the loss is multiplied by its scale, so that
+            small gradients are not rounded to zero, and the gradient divided by it before it is clipped. A
+            gradient that is not finite halves the scale.
 
     Rows of advantage zero have no gradient and are never passed through the model, nor are empty responses;
     they keep counting in every divisor, so loss and gradient are those of the unpruned batch. (A reweighting
@@ -100,14 +105,15 @@ def train_step(
         )
         if normalize is sequence_mean:  # the mean over these rows -> their share of the whole batch's mean
             loss = loss * (len(rows) / len(batch))
-        (loss * mine).backward()
+        loss = loss * mine  # 0 for a rank that only takes part
+        (loss if scaler is None else scaler.scale(loss)).backward()
         if mine:
             batch_loss += loss.item()
             statistics.append(microbatch_statistics(stats, scored, part))
     batch_loss = sum(ranks.gather(batch_loss))
     statistics = [some for found in ranks.gather(statistics) for some in found]
 
-    grad_norm = optimizer_step(model, optimizer, max_grad_norm)
+    grad_norm = optimizer_step(model, optimizer, max_grad_norm, scaler)
     metadata = batch_statistics(statistics, batch, reweighting is loss_gspo)
     metadata |= {"loss": batch_loss, "grad_norm": grad_norm, "rows_used": int(learn.sum())}
     metadata["lr"] = optimizer.param_groups[0]["lr"]
@@ -152,7 +158,7 @@ def response_log_probs(
     return ranks.total(result)
 
 
-def optimizer_step(model, optimizer, max_grad_norm=None) -> float:
+def optimizer_step(model, optimizer, max_grad_norm=None, scaler=None) -> float:
     """Clip, step, drop the gradients; returns the gradient's norm before clipping.
 
     A parameter without a gradient gets zeros, so that a batch with nothing to learn from steps as it would
@@ -162,9 +168,15 @@ def optimizer_step(model, optimizer, max_grad_norm=None) -> float:
     for p in parameters:
         p.grad = torch.zeros_like(p) if p.grad is None else p.grad
     limit = inf if max_grad_norm is None else max_grad_norm
-    norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+    scaled = scaler is not None and scaler.is_enabled()
+    if scaled:
+        scaler.unscale_(optimizer)
+    norm: Any = torch.nn.utils.clip_grad_norm_(parameters, limit)
     norm = getattr(norm, "full_tensor", lambda: norm)().item()  # of a sharded model: over all ranks
-    if isfinite(norm):
+    if scaled:  # as below, but that the scale is halved where the norm is not finite, and nothing is said
+        scaler.step(optimizer)
+        scaler.update()
+    elif isfinite(norm):
         optimizer.step()
     else:
         warnings.warn(f"the gradient's norm is {norm}: this optimizer step is skipped", stacklevel=3)

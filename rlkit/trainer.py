@@ -34,10 +34,12 @@ from rlkit.jobs.sinks import open_sink
 from rlkit.jobs.watch import Watch
 from rlkit.losses import loss_none
 from rlkit.samplers import SamplingParams, make_sampler
+from rlkit.support.adapters import add_lora, unwrapped
 from rlkit.support.metrics import train_step_metrics
 from rlkit.support.models import load_model
 from rlkit.support.progress import progress
 from rlkit.support.ranks import join, launched
+from rlkit.support.recompute import recomputed_layers
 from rlkit.support.running import Clock, keep_random_state, limited_threads, seed_everything, stream
 from rlkit.support.shapes import PerPosition
 from rlkit.tasks.evaluation import evaluate
@@ -56,7 +58,8 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
         reward_fn: ``f(response, ground_truth) -> dict`` with "reward"; None is the prompt's. Validation
             always uses the prompt's, so that a reward of your own is judged by what it is meant to improve.
         sampler: anything with the ``Sampler`` protocol, left open; None makes ``config.sampler``.
-        model, tokenizer: to train this model, in place, rather than load ``config.model``.
+        model, tokenizer: to train this model, in place, rather than load ``config.model``. One with a LoRA
+            (a ``PeftModel``, or after ``add_adapter``) is trained in that adapter alone.
 
     With ``config.resume`` a killed run goes on from its last checkpoint and ends with the same numbers; one
     that is finished comes back at once. Raises ValueError for what does not fit, before anything is loaded;
@@ -64,6 +67,7 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
     """
     algorithm = get_algorithm(config.algo if algorithm is None else algorithm)
     config = config.resolved(algorithm)
+    model = model if model is None else unwrapped(model)
     if (model is None) != (tokenizer is None):
         raise ValueError("model, tokenizer: got one of them, expected both or none")
     ranks, device = join(config.device)
@@ -91,13 +95,21 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
         n_val = max(config.n_val, config.n_val_final)
         val_problems = load_problems(config.dataset, "validation", n_val, seed=0)
         if model is None:
-            where = (config.dtype, device, config.attn_implementation)
+            where = (config.dtype, device, config.attn_implementation, loop.autocast_dtype(config))
             model, tokenizer = load_model(config.model, *where, on_host=ranks.size > 1)
+        if config.lora_rank:
+            seed_everything(stream(config.seed, 0, "lora"))
+            add_lora(model, config.lora_rank, config.lora_alpha, config.lora_target_modules)
         model.eval()
         whole, model = sharding.spread(model, ranks, device, config.sampler)
+        if config.gradient_checkpointing:
+            at_the_end.enter_context(recomputed_layers(model))
+        trained = [p for p in model.parameters() if p.requires_grad]
+        scaled = loop.autocast_dtype(config) == torch.float16
+        scaler = torch.amp.GradScaler(next(model.parameters()).device.type, enabled=scaled)
         betas, decay = (config.adam_beta1, config.adam_beta2), config.weight_decay
-        optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=betas, weight_decay=decay)
-        done = folder.restore(model, optimizer)  # -1: nothing yet, not even step 0
+        optimizer = torch.optim.AdamW(trained, lr=config.lr, betas=betas, weight_decay=decay)
+        done = folder.restore(model, optimizer, scaler)  # -1: nothing yet, not even step 0
         if sampler is None and ranks.first:
             options = loop.sampler_options(config, tokenizer, train_problems + val_problems, prompt)
             sampler = make_sampler(config.sampler, whole, tokenizer, **options)
@@ -133,7 +145,7 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
                     row |= loop.rollout_metrics(groups, rewards, prompt)
                     row |= advantages_of(batch, rewards["reward"], algorithm, config.advantage_eps)
                     scored = score_rollouts(batch, model, algorithm, config)
-                    row |= update(batch, model, optimizer, algorithm, config, step) | scored
+                    row |= update(batch, model, optimizer, algorithm, config, step, scaler) | scored
                 in_sync = False
                 row["lr"] = config.lr
                 row["tokens_per_second"] = int(batch.response_mask.sum()) / clock.seconds["time_sample"]
@@ -161,7 +173,7 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
                 shown = {k: f"{row[k]:.3f}" for k in ("reward", "val_reward") if k in row}
                 steps.set_postfix(shown, refresh=False)
             if loop.checkpoint_due(config, step):
-                folder.save_checkpoint(step, model, optimizer)
+                folder.save_checkpoint(step, model, optimizer, scaler)
         if ranks.size > 1:
             sharding.gather_into(whole, model)
         folder.finish(config.n_steps, whole, tokenizer)
@@ -211,7 +223,7 @@ def score_rollouts(batch: RolloutBatch, model, algorithm, config) -> dict:
     return row
 
 
-def update(batch: RolloutBatch, model, optimizer, algorithm, config, step: int) -> dict:
+def update(batch: RolloutBatch, model, optimizer, algorithm, config, step: int, scaler=None) -> dict:
     """One optimizer step per train batch; returns their metrics."""
     reports = []
     for rows in loop.train_batches(len(batch), config.train_batch_size, stream(config.seed, step, "shuffle")):
@@ -226,6 +238,7 @@ def update(batch: RolloutBatch, model, optimizer, algorithm, config, step: int) 
             cliprange=config.cliprange,
             normalization_constant=config.normalization_constant,
             autocast_dtype=loop.autocast_dtype(config),
+            scaler=scaler,
         )
         reports.append(report)
     return train_step_metrics(reports, batch.entropies is not None)

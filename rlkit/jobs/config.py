@@ -40,11 +40,14 @@ def _device(value: str):
 Count = Annotated[int, Interval(ge=0, le=MANY), PLAIN]
 Size = Annotated[int, Interval(ge=1, le=MANY), PLAIN]
 Divisor = Annotated[float, Interval(ge=1e-3, le=1e12), PLAIN]
+Rank = Annotated[int, Interval(ge=0, le=4096), PLAIN]
+Alpha = Annotated[float, Interval(ge=1e-3, le=1e6), PLAIN]
 ClipRange = Annotated[float, Interval(ge=0, le=1000), PLAIN]
 Device = Annotated[Text, AfterValidator(_device)]
 Preset = Literal["laptop", "olmo"]
 Who = Literal["transformers", "vllm"]
 Dtype = Literal["float32", "bfloat16"]
+Half = Literal["bfloat16", "float16"]
 Attention = Literal["flash_attention_2", "sdpa", "eager"]
 SinkName = Literal["none", "wandb", "tensorboard", "trackio"]
 
@@ -113,7 +116,18 @@ class Config(metaclass=_Presets):
     temperature: Real = say(1.0, "sampling temperature, also used when scoring", ge=0.01, le=100)
     max_tokens: Size = say(64, "most new tokens per response")
     dtype: Dtype = say("float32", "the weights' (and optimizer's) type: float32 or bfloat16")
-    autocast: bool = say(False, "bfloat16 arithmetic around float32 weights")
+    autocast: bool = say(False, "arithmetic in autocast_dtype around float32 weights")
+    autocast_dtype: Half = say(
+        "bfloat16", "autocast's type: bfloat16, or float16 with a scaled loss for cards without bfloat16"
+    )
+    gradient_checkpointing: bool = say(
+        False, "keep each layer's input only and compute the rest again in the backward pass"
+    )
+    lora_rank: Rank = say(0, "train LoRA matrices of this rank and leave the model's weights; 0 trains these")
+    lora_alpha: Alpha | None = say(None, "LoRA's numerator: B A counts alpha / rank times; None is 2 x rank")
+    lora_target_modules: Text = say(
+        "all-linear", "layers with a LoRA: all-linear (not the output head) or names with commas between"
+    )
     attn_implementation: Attention | None = say(None, "flash_attention_2, sdpa or eager; None is sdpa")
     device: Device | None = say(None, "cpu, cuda, cuda:1, mps; None is the first GPU there is, else cpu")
     eval_every: Count = say(20, "steps between evaluations; 0 is only at the end")
@@ -229,6 +243,10 @@ def _check_together(config: Config, algorithm) -> None:
         f"({a.importance_reweighting_method})": clips and c.cliprange is None and a.cliprange is None,
         f"autocast: got True with dtype {c.dtype}, expected dtype float32 (bfloat16 weights need no "
         "autocast)": c.autocast and c.dtype != "float32",
+        f"autocast_dtype: got {c.autocast_dtype} with autocast False, expected autocast True": not c.autocast
+        and c.autocast_dtype != "bfloat16",
+        f"lora_alpha: got {c.lora_alpha} with lora_rank 0, expected a lora_rank": c.lora_alpha is not None
+        and not c.lora_rank,
         f"weight_sync: got {c.weight_sync!r} with sampler {c.sampler!r}, which has the policy's own "
         "weights; expected auto, or sampler vllm": c.weight_sync != "auto" and c.sampler != "vllm",
         "run_dir: got None with resume=True, expected the folder of the run to go on with": c.resume

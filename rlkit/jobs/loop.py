@@ -53,7 +53,7 @@ def sampler_options(config, tokenizer, problems, prompt) -> dict:
     if config.sampler != "vllm":
         return {}
     longest = prompt_lengths(tokenizer, problems, prompt)["longest"] + config.max_tokens
-    dtype = "bfloat16" if config.autocast else None
+    dtype = config.autocast_dtype if config.autocast else None
     options = {"weight_sync": config.weight_sync, "dtype": dtype, "max_model_len": longest}
     if config.n_gpus > 1 and torch.cuda.is_available():  # the ranks have the first ones
         options["gpu"] = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -62,7 +62,7 @@ def sampler_options(config, tokenizer, problems, prompt) -> dict:
 
 def autocast_dtype(config):
     """The type of mixed precision, or None."""
-    return torch.bfloat16 if config.autocast else None
+    return getattr(torch, config.autocast_dtype) if config.autocast else None
 
 
 def autocast(config, model):

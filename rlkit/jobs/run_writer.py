@@ -55,9 +55,11 @@ class RunWriter:
         self._files[name].write(as_jsonl(rows))
         self._files[name].flush()
 
-    def save_checkpoint(self, step: int, model, optimizer) -> None:
+    def save_checkpoint(self, step: int, model, optimizer, scaler) -> None:
         """checkpoints/step-*/state.pt, whole or not at all; the two latest are kept."""
         import torch
+
+        from rlkit.support.adapters import trained_state
 
         for file in self._files.values():
             os.fsync(file.fileno())
@@ -70,9 +72,9 @@ class RunWriter:
             sharding.save(partial, step, model, optimizer)
         else:
             fresh_folder(partial)
-            state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            state = {"step": step, "model": trained_state(model), "optimizer": optimizer.state_dict()}
             with open(partial / "state.pt", "wb") as file:
-                torch.save(state, file)
+                torch.save(state | {"scaler": scaler.state_dict()}, file)
                 file.flush()
                 os.fsync(file.fileno())
         if self.ranks.first:
@@ -83,9 +85,11 @@ class RunWriter:
         for folder in checkpoints(self.path)[:-keep]:
             shutil.rmtree(folder)
 
-    def restore(self, model, optimizer) -> int:
+    def restore(self, model, optimizer, scaler) -> int:
         """Load the last checkpoint and cut the logs back to it. Returns its step, or -1 if there is none."""
         import torch
+
+        from rlkit.support.adapters import load_trained_state
 
         if self.ranks.first:
             for leftover in (self.path / "checkpoints").glob(".partial-*"):
@@ -102,8 +106,9 @@ class RunWriter:
                 print(f"{folder}: {line}", flush=True)
                 shutil.rmtree(folder)
                 continue
-            model.load_state_dict(state["model"])
+            load_trained_state(model, state["model"])
             optimizer.load_state_dict(state["optimizer"])
+            scaler.load_state_dict(state.get("scaler", {}))
             step = state["step"]
             break
         for name in ("metrics.jsonl", "rollouts.jsonl") if self.ranks.first else ():
@@ -112,15 +117,23 @@ class RunWriter:
         return step
 
     def finish(self, step: int, model, tokenizer) -> None:
-        """The final weights into model/, then the note that the run is finished."""
+        """The final weights into model/ (a LoRA into adapter/), then the note that the run is finished."""
+        from rlkit.support.adapters import adapter_of, merged
         from rlkit.support.models import save_model
 
         if not self.ranks.first:
             return
-        partial = fresh_folder(self.path / ".partial-model")
-        save_model(model, tokenizer, partial)
-        shutil.rmtree(self.path / "model", ignore_errors=True)
-        publish(partial, self.path / "model")
+
+        def put(name: str) -> None:
+            partial = fresh_folder(self.path / f".partial-{name}")
+            save_model(model, tokenizer, partial)
+            shutil.rmtree(self.path / name, ignore_errors=True)
+            publish(partial, self.path / name)
+
+        if adapter_of(model) is not None:
+            put("adapter")
+        with merged(model):
+            put("model")
         write_json(self.path / "config.json", Run(self.path).config | {"finished_step": step})
         self._prune_checkpoints(keep=1)
 

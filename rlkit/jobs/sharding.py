@@ -5,10 +5,12 @@ Source: Zhao et al. 2023, arXiv:2304.11277; torch.distributed.fsdp.fully_shard; 
 
 import copy
 import warnings
+from dataclasses import replace
 
 import torch
 
 from rlkit.log_probs import get_response_log_probs
+from rlkit.support.adapters import merged
 from rlkit.support.probes import output_head
 
 
@@ -51,12 +53,16 @@ def shard(model, size: int, device: str | None = None):
 
 @torch.no_grad()
 def gather_into(whole, model) -> None:
-    """Copy a sharded model's weights into ``whole``, one tensor at a time; None on the other ranks."""
+    """Copy a sharded model's trained weights into ``whole``, one tensor at a time; None on the other ranks."""
     targets = {} if whole is None else dict(whole.named_parameters())
-    for name, parameter in model.named_parameters():
+    for name, parameter in trained_parameters(model):
         full = parameter.full_tensor()  # all ranks take part
         if whole is not None:
             targets[name].copy_(full)
+
+
+def trained_parameters(model) -> list:
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def sync(ranks, sampler, model, whole, step: int) -> None:
@@ -64,15 +70,17 @@ def sync(ranks, sampler, model, whole, step: int) -> None:
     if ranks.size > 1:
         gather_into(whole, model)
     if ranks.first:
-        sampler.sync_weights(whole, step)
+        with merged(whole):
+            sampler.sync_weights(whole, step)
 
 
 def save(folder, step: int, model, optimizer) -> None:
     """Every rank writes its part."""
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
-    weights, moments = get_state_dict(model, optimizer)
+    trained = StateDictOptions(ignore_frozen_params=True)
+    weights, moments = get_state_dict(model, optimizer, options=trained)
     dcp.save({"step": step, "model": weights, "optimizer": moments}, checkpoint_id=folder)
 
 
@@ -81,18 +89,19 @@ def load(folder, model, optimizer) -> int:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-    weights, moments = get_state_dict(model, optimizer)
+    options = StateDictOptions(ignore_frozen_params=True, strict=False)
+    weights, moments = get_state_dict(model, optimizer, options=options)
     state = {"step": -1, "model": weights, "optimizer": moments}
     whole = (folder / "state.pt").is_file()
     if whole:
         state = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
-        state["optimizer"] = by_name(state["optimizer"], [name for name, _ in model.named_parameters()])
+        state["optimizer"] = by_name(state["optimizer"], [name for name, _ in trained_parameters(model)])
     else:
         with warnings.catch_warnings():  # one process alone reads a checkpoint of several: so it is meant
             warnings.simplefilter("ignore", UserWarning)
             dcp.load(state, checkpoint_id=folder)
     parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-    set_state_dict(model, optimizer, **parts, options=StateDictOptions(full_state_dict=whole))
+    set_state_dict(model, optimizer, **parts, options=replace(options, full_state_dict=whole))
     return state["step"]
 
 

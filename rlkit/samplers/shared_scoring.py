@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from rlkit.log_probs import Mask, Scores, Tokens, check_scoring, get_response_log_probs, score_positions
 from rlkit.support.probes import output_head
+from rlkit.support.recompute import recomputes
 
 
 def get_shared_prefix_log_probs(
@@ -91,6 +92,8 @@ def can_share_prefix(model, labels=None) -> bool:
     way.
     """
     config = getattr(model, "config", None)
+    if recomputes(model):  # a cache holds what recomputing would drop
+        return False
     if config is None or output_head(model) is None or (model.training and drops_or_recomputes(model)):
         return False
     if getattr(config, "_attn_implementation", None) not in ("sdpa", "eager"):

@@ -17,6 +17,7 @@ import torch
 
 from rlkit.log_probs import label_log_probs, token_entropy
 from rlkit.samplers.base import Completion, SamplingParams, encode_prompts, end_of_text_ids
+from rlkit.support.adapters import for_sampling, merged
 from rlkit.support.progress import progress
 
 # --- distributions
@@ -212,6 +213,7 @@ class TransformersSampler:
         rows: dict[tuple[int, int], Completion] = {}
         total = n * len(prompts)
         with (
+            for_sampling(self.model),
             torch.inference_mode(),
             _evaluating(self.model),
             progress(total=total, desc="sampling", disable=None if self.show_progress else True) as bar,
@@ -225,7 +227,8 @@ class TransformersSampler:
     def sync_weights(self, model: torch.nn.Module, step: int | None = None) -> None:
         """Nothing for the model that is already held, else a copy of ``model``'s weights into it."""
         if model is not self.model:
-            self.model.load_state_dict(model.state_dict())
+            with merged(model):
+                self.model.load_state_dict(model.state_dict())
 
     def close(self) -> None:
         """Nothing to release."""

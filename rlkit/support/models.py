@@ -12,7 +12,14 @@ from transformers.utils import logging as transformers_logging
 from rlkit.support.checks import first_line, missing_folder, shown, unusable_path
 
 
-def load_model(name_or_path="laptop", dtype="float32", device=None, attn_implementation=None, on_host=False):
+def load_model(
+    name_or_path="laptop",
+    dtype="float32",
+    device=None,
+    attn_implementation=None,
+    autocast_dtype=None,
+    on_host=False,
+):
     """(model, tokenizer), the model in eval mode on its device.
 
     name_or_path: "laptop" (the model that ships with rlkit), a folder or a hub id.
@@ -21,7 +28,10 @@ def load_model(name_or_path="laptop", dtype="float32", device=None, attn_impleme
     attn_implementation: "flash_attention_2", "sdpa", "eager"; None is "sdpa". FlashAttention-2 becomes SDPA,
         with one printed line, where flash-attn, the device or the type of the weights does not allow it.
 
+    autocast_dtype: the type that autocast will compute in around these weights, which FlashAttention-2 looks
+        at too; None is the weights'.
     on_host: leave the weights on the CPU, to be spread over several devices; all else is for ``device``.
+
 
     Eval mode is on purpose: dropout would make the on-policy ratio differ from 1. The tokenizer pads on the
     right, with its end-of-text token if it has no pad token (padding is masked by position, never by id).
@@ -32,7 +42,7 @@ def load_model(name_or_path="laptop", dtype="float32", device=None, attn_impleme
     if not isinstance(torch_dtype, torch.dtype) or not torch_dtype.is_floating_point:
         raise ValueError(f"dtype: got {dtype!r}, expected 'float32' or 'bfloat16'")
     device = check_device(device)
-    attention, reason = choose_attention(attn_implementation, torch_dtype, device)
+    attention, reason = choose_attention(attn_implementation, autocast_dtype or torch_dtype, device)
     if reason:
         print(f"attention: sdpa in place of {attn_implementation} ({reason})", flush=True)
     try:
@@ -49,7 +59,7 @@ def load_model(name_or_path="laptop", dtype="float32", device=None, attn_impleme
 
 
 def save_model(model, tokenizer, folder) -> None:
-    """Weights and tokenizer into a folder that ``load_model`` reads."""
+    """Weights and tokenizer into a folder that ``load_model`` reads (of an adapter: that peft reads)."""
     with no_progress_bars():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -118,7 +128,7 @@ def choose_attention(wanted: str | None, dtype: torch.dtype, device: torch.devic
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "sdpa", f"{torch.cuda.get_device_name(device)} is older than Ampere"
     if dtype not in (torch.float16, torch.bfloat16):
-        return "sdpa", "it needs bfloat16 weights"
+        return "sdpa", "it needs bfloat16 weights, or autocast"
     return "flash_attention_2", ""
 
 
