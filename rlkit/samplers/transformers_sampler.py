@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
 
@@ -17,6 +16,8 @@ import torch
 
 from rlkit.log_probs import label_log_probs, token_entropy
 from rlkit.samplers.base import Completion, SamplingParams, encode_prompts, end_of_text_ids
+from rlkit.samplers.shared_prefix import PlainDecoder, make_decoder
+from rlkit.support.probes import evaluating, positions
 from rlkit.support.progress import progress
 
 # --- distributions
@@ -205,15 +206,16 @@ class TransformersSampler:
         """
         if n < 1:
             raise ValueError(f"n: got {n!r}, expected at least 1")
-        room = getattr(self.model.config, "max_position_embeddings", None)
+        room = positions(self.model.config)
         prompt_ids = encode_prompts(self.tokenizer, prompts, params.max_tokens, room)
         if not prompts:
             return []
+        self._decoder = make_decoder(self.model, max(map(len, prompt_ids)) + params.max_tokens)
         rows: dict[tuple[int, int], Completion] = {}
         total = n * len(prompts)
         with (
             torch.inference_mode(),
-            _evaluating(self.model),
+            evaluating(self.model),
             progress(total=total, desc="sampling", disable=None if self.show_progress else True) as bar,
         ):
             for batch in self._batches(prompt_ids, n):
@@ -232,10 +234,6 @@ class TransformersSampler:
 
     def _batches(self, prompt_ids: list[list[int]], n: int):
         """Lists of at most batch_size rows (prompt index, copy), prompts of similar length together."""
-        from rlkit.samplers.shared_prefix import PlainDecoder, make_decoder
-
-        if self._decoder is None:
-            self._decoder = make_decoder(self.model, prompt_ids[0][0])
         one_length = isinstance(self._decoder, PlainDecoder)
         batch = []
         for i in sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i])):
@@ -326,16 +324,3 @@ class TransformersSampler:
             reason = "length" if completed is None and not ended else "stop"
             n = len(ids)
             yield row, Completion(text, ids, reason, log_p[:n], list(prompt_ids[row[0]]), entropy[:n])
-
-
-@contextmanager
-def _evaluating(model):
-    """The model in eval mode; every module's own mode is restored."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
