@@ -140,7 +140,11 @@ def say(tokenizer, script, stop=(), max_tokens=None, eos_token_ids=None) -> Comp
         ),
         ("GPTNeoX", SMALL, SharedPrefixDecoder),
         ("Mistral", dict(SMALL, num_key_value_heads=2, sliding_window=16), PlainDecoder),  # a window
-        ("Mistral", dict(SMALL, num_key_value_heads=2, sliding_window=99), SharedPrefixDecoder),  # cannot bind
+        (
+            "Mistral",
+            dict(SMALL, num_key_value_heads=2, sliding_window=99),
+            SharedPrefixDecoder,
+        ),  # cannot bind
         ("Gemma2", dict(SMALL, num_key_value_heads=2, head_dim=16), PlainDecoder),  # capped logits
         (
             "GptOss",

@@ -130,9 +130,7 @@ def shared_prefix_attention(module, query, key, value, attention_mask, scaling=N
         or dropout
         or key is not cache.fed[0]
         or value is not cache.fed[1]
-        or any(
-            kwargs.get(name) is not None for name in ("softcap", "s_aux", "position_bias")
-        )
+        or any(kwargs.get(name) is not None for name in ("softcap", "s_aux", "position_bias"))
     ):
         raise NotPlainAttention
     cache.calls[1] += 1
@@ -341,13 +339,15 @@ def make_decoder(model, longest: float = 0) -> SharedPrefixDecoder | PlainDecode
     fastest is said in one line. Raises ValueError for a model that none is right for.
     """
     check_causal(model)
-    judge = probe(model, longest)
-    if judge is None:  # a window that binds is too long to try; transformers' own cache knows it
-        kind, why = PlainDecoder, "an attention window shorter than the rows"
+    judge, why = probe(model, longest), "what is faster does not agree with its full forward pass"
+    if judge is None or judge.window:
+        why = "an attention window shorter than the rows"
+    if judge is None:  # and too long to try; transformers' own cache knows it
+        kind = PlainDecoder
     else:
-        why = "what is faster does not agree with its full forward pass"
+        kinds = [*WAYS][bool(judge.window) :]
         if "decoder" not in judge.verdicts:
-            judge.verdicts["decoder"] = next((k for k in WAYS if decodes_right(model, k, judge)), None)
+            judge.verdicts["decoder"] = next((k for k in kinds if decodes_right(model, k, judge)), None)
         kind = judge.verdicts["decoder"]
     if kind is None:
         raise ValueError(

@@ -84,9 +84,9 @@ def tail_hidden_states(
 def can_share_prefix(model, labels=None) -> bool:
     """Whether ``get_shared_prefix_log_probs`` is exact for this model (and for rows as long as ``labels``').
 
-    Asked of the model itself, by `rlkit.support.probes`, once per model and attention window that such rows
-    exceed; a "no" is said in one line. A model in training mode with active dropout or gradient checkpointing
-    takes the plain way, and so do rows beyond a limit within which alone lengths do not matter.
+    Asked of the model itself, once, by `rlkit.support.probes`; a "no" is said in one line. Rows longer than an
+    attention window or than `positions` take the plain way, and so does a model in training mode with active
+    dropout or gradient checkpointing.
     """
     if getattr(model, "config", None) is None or output_head(model) is None:
         return False
@@ -95,9 +95,11 @@ def can_share_prefix(model, labels=None) -> bool:
         return False
     judge = probe(model, longest)
     if judge is not None and "scoring" not in judge.verdicts:
-        judge.verdicts["scoring"] = scores_right(model, judge)
+        judge.verdicts["scoring"] = not judge.window and scores_right(model, judge)
     if judge is None or not judge.verdicts["scoring"]:
-        say_once(f"scoring: {type(model).__name__} passes a prompt once per response (sharing it is not right)")
+        say_once(
+            f"scoring: {type(model).__name__} passes a prompt once per response (sharing it is not right)"
+        )
         return False
     return True
 

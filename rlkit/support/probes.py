@@ -8,7 +8,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 PROBED = 512  # the longest window that rows are made to exceed; a longer one costs too much to try
-MARGIN = {True: 64, False: 4}  # two right ways may differ by this many float errors, in float32 and below it
+SHORTEST = 14  # the rows of a probe for no window at all are shorter
+MARGIN = {True: 512, False: 4}  # two right ways may differ by this many float errors, in float32 and below it
 
 _OUTPUT_HEADS: WeakKeyDictionary = WeakKeyDictionary()
 _PROBES: WeakKeyDictionary = WeakKeyDictionary()
@@ -46,14 +47,15 @@ def is_plain_head(model) -> bool:
 
 def windows(config) -> list[int]:
     """Every length in a config beyond which attention or a recurrence may change, nested configs included:
-    whole numbers whose name speaks of a window, a chunk or local attention."""
+    whole numbers whose name speaks of a window, a chunk or local attention (and not of layers)."""
 
     def walk(values):
         for name, value in values.items():
-            if isinstance(value, dict):
+            if isinstance(value, dict) and not str(name).startswith(("vision", "audio")):
                 yield from walk(value)
-            elif isinstance(value, int) and value > 1:  # True is 1
-                if any(word in str(name) for word in ("window", "chunk", "local_attention")):
+            elif isinstance(value, int) and value > 1 and "layers" not in str(name):  # True is 1
+                used = values.get("use_sliding_window", True) or name != "sliding_window"
+                if used and any(word in str(name) for word in ("window", "chunk", "local_attention")):
                     yield value
 
     return sorted(set(walk(config.to_dict())))
@@ -85,13 +87,14 @@ class Probe:
         for each.
     tolerance: how far apart two right ways may be: a MARGIN times the model's own float error, which is how
         far its log-probs move (median over positions) when every second number of the embeddings' output is
-        nudged by one unit in the last place. Right ways were measured at 0.1 to 1.5 times that error (a chunked
-        recurrence at 15), wrong ones at 10,000 times and more in float32, 5 times and more in bfloat16.
+        nudged by one unit in the last place, at least half a unit of the log-probs themselves. Right ways were
+        measured at 0 to 2 times that error (a chunked recurrence at 400), wrong ones at 50,000 and more in
+        float32, 10 and more in bfloat16.
     """
 
     def __init__(self, model, window: int):
-        self.verdicts: dict[str, Any] = {}  # what was judged so far
-        length = max(8, window + 4)
+        self.window, self.verdicts = window, dict[str, Any]()  # what was judged so far
+        length = max(8, window + 4)  # + 5 is the longest row
         ids = usable_ids(model.config)
         token = [ids[(i * i + 3 * i) % len(ids)] for i in range(2 * length)]
         shared = token[: length // 2] + token[length : length + (length + 1) // 2]
@@ -101,7 +104,8 @@ class Probe:
             nudged = [full_log_probs(model, row) for row in self.rows]
         right, eps = torch.cat(self.log_probs), torch.finfo(model.dtype).eps
         noise = distances(torch.cat(nudged), right).median()
-        self.tolerance = MARGIN[eps < 1e-4] * max(noise.item(), eps * distances(right, 0 * right).median().item())
+        rounding = eps / 2 * distances(right, torch.zeros(())).median()
+        self.tolerance = MARGIN[eps < 1e-4] * torch.maximum(noise, rounding).item()
 
     def distances(self, row: int, position: int, log_probs: torch.Tensor) -> torch.Tensor:
         """How far the (n, vocabulary) ``log_probs`` of ``row`` from ``position`` on are from right, (n,)."""
@@ -120,7 +124,7 @@ def probe(model, longest: float = 0) -> Probe | None:
     if model not in _PROBES:
         _PROBES[model] = windows(model.config), {}
     lengths, probes = _PROBES[model]
-    window = max((w for w in lengths if w < longest), default=0)
+    window = max((w for w in lengths if w < max(longest, SHORTEST)), default=0)
     if window > PROBED:
         return None
     if window not in probes:
