@@ -32,7 +32,7 @@ from rlkit.jobs.watch import Watch
 from rlkit.losses import loss_none
 from rlkit.samplers import SamplingParams, make_sampler
 from rlkit.support.metrics import train_step_metrics
-from rlkit.support.models import load_model
+from rlkit.support.models import load_model, try_saving
 from rlkit.support.progress import progress
 from rlkit.support.running import Clock, keep_random_state, limited_threads, seed_everything, stream
 from rlkit.support.shapes import PerPosition
@@ -85,6 +85,7 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
             where = (config.dtype, config.device, config.attn_implementation)
             model, tokenizer = load_model(config.model, *where)
         model.eval()
+        try_saving(model, tokenizer, folder.path)
         betas, decay = (config.adam_beta1, config.adam_beta2), config.weight_decay
         optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=betas, weight_decay=decay)
         done = folder.restore(model, optimizer)  # -1: nothing yet, not even step 0

@@ -10,6 +10,7 @@ from rlkit.samplers.vllm import checkpoint
 from rlkit.samplers.vllm.client import ServerDied
 from rlkit.samplers.vllm.find import ONE_GPU_SHARE, OWN_GPU_SHARE, find_vllm, place, vllm_missing
 from rlkit.samplers.vllm.server import VLLMServer
+from rlkit.support.probes import positions
 
 LEAST_TEMPERATURE = 0.01  # below it vLLM silently samples at this one
 
@@ -87,7 +88,7 @@ class VLLMSampler:
         if 0 < params.temperature < LEAST_TEMPERATURE:
             expected = f"expected 0 (greedy) or at least {LEAST_TEMPERATURE}, below which vLLM does not go"
             raise ValueError(f"temperature: got {params.temperature}, {expected}")
-        room = self.server.max_model_len or getattr(self.model.config, "max_position_embeddings", None)
+        room = self.server.max_model_len or positions(self.model.config)
         ids = encode_prompts(self.tokenizer, prompts, params.max_tokens, room)
         ends = {"stop_token_ids": self.eos_token_ids, "ignore_eos": self._own_ends}
         wanted = vars(params) | {"n": n, "stop": list(params.stop)} | ends
