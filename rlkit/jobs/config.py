@@ -114,7 +114,9 @@ class Config(metaclass=_Presets):
     max_tokens: Size = say(64, "most new tokens per response")
     dtype: Dtype = say("float32", "the weights' (and optimizer's) type: float32 or bfloat16")
     autocast: bool = say(False, "bfloat16 arithmetic around float32 weights")
-    attn_implementation: Attention | None = say(None, "flash_attention_2, sdpa or eager; None leaves it to transformers")
+    attn_implementation: Attention | None = say(
+        None, "flash_attention_2, sdpa or eager; None leaves it to transformers"
+    )
     device: Device | None = say(None, "cpu, cuda, cuda:1, mps; None is the first GPU there is, else cpu")
     eval_every: Count = say(20, "steps between evaluations; 0 is only at the end")
     eval_at_start: bool = say(True, "evaluate the base model as step 0")

@@ -36,6 +36,7 @@ from rlkit.support.models import check_device, choose_attention, model_location,
 from rlkit.support.probes import positions
 from rlkit.tasks.problems import load_problems
 from rlkit.tasks.prompts import load_prompt
+from rlkit.tokenization import encode_prompts
 
 # the parts of an algorithm that are names or functions
 PARTS = {"baseline": BASELINES, "advantage_normalizer": NORMALIZERS}
@@ -208,7 +209,7 @@ def server_outlook(wanted: str, install, device) -> tuple[str, str]:
 def prompt_lengths(tokenizer, problems, prompt) -> dict:
     """longest and mean tokens of the problems' prompts."""
     texts = [prompt.fill(problem.question) for problem in problems]
-    counts = [len(ids) for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
+    counts = [len(ids) for ids in encode_prompts(texts, tokenizer)]
     return {"longest": max(counts), "mean": sum(counts) / len(counts)}
 
 

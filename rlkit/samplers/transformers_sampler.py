@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from rlkit.log_probs import label_log_probs, token_entropy
-from rlkit.samplers.base import Completion, SamplingParams, encode_prompts, end_of_text_ids
+from rlkit.samplers.base import Completion, SamplingParams, prompt_ids, end_of_text_ids
 from rlkit.samplers.shared_prefix import PlainDecoder, make_decoder
 from rlkit.support.probes import evaluating, positions
 from rlkit.support.progress import progress
+from rlkit.tokenization import cut_at_stop, decode, hidden_ids
 
 # --- distributions
 
@@ -95,8 +96,8 @@ class StopStrings:
     of the response only. What counts in the end is the decoded text: see `cut`.
     """
 
-    def __init__(self, stop: tuple[str, ...], tokenizer, token_texts: list[str]):
-        self.stop, self.tokenizer = stop, tokenizer
+    def __init__(self, stop: tuple[str, ...], tokenizer, token_texts: list[str], hidden=frozenset()):
+        self.stop, self.tokenizer, self.hidden = stop, tokenizer, hidden
         self.tail = (
             max((len(s.encode()) for s in stop), default=0) + 4
         )  # a token is at least one byte of text
@@ -111,40 +112,23 @@ class StopStrings:
             ]
         )
 
-    def text(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
     def met(self, ids: list[int]) -> bool:
         """Whether the text of ``ids`` (the last ``tail`` of a response are enough) holds a stop string."""
-        text = self.text(ids)
+        text = decode(self.tokenizer, ids, self.hidden)
         return any(s in text for s in self.stop)
 
     def cut(self, ids: list[int]) -> tuple[str, int | None]:
-        """(text of ``ids`` through the stop string that ends first, number of ids through the one that
-        completed it).
-
-        (whole text, None) where no stop string occurs.
-        """
-        text = self.text(ids)
-        ends = [text.find(s) + len(s) for s in self.stop if s in text]
-        if not ends:
-            return text, None
-        low, high = 1, len(ids)  # fewest ids whose text has a stop string
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.met(ids[:middle]) else (middle + 1, high)
-        return text[: min(ends)], low
+        """The text through the first stop string: see `cut_at_stop`."""
+        return cut_at_stop(self.tokenizer, ids, self.stop, self.hidden)
 
 
 def token_texts(tokenizer, size: int) -> list[str]:
-    """The text that each of ``size`` ids adds after another token; special and unknown ids add none."""
+    """The text that each of ``size`` ids adds after another token; unknown ids add none."""
     known = min(size, len(tokenizer))
-    special = set(tokenizer.all_special_ids)
     anchor = next((ids for ids in (tokenizer.encode(c, add_special_tokens=False) for c in "a.0") if ids), [])
-    decode = dict(skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    start = len(tokenizer.decode(anchor, **decode))
-    texts = tokenizer.batch_decode([anchor + [i] for i in range(known)], **decode)
-    return ["" if i in special else text[start:] for i, text in enumerate(texts)] + [""] * (size - known)
+    start = len(decode(tokenizer, anchor))
+    texts = tokenizer.batch_decode([anchor + [i] for i in range(known)], clean_up_tokenization_spaces=False)
+    return [text[start:] for text in texts] + [""] * (size - known)
 
 
 # --- the sampler
@@ -199,7 +183,7 @@ class TransformersSampler:
         self._token_texts, self._stop = None, {}
 
     def generate(self, prompts: list[str], params: SamplingParams, n: int = 1) -> list[list[Completion]]:
-        """``n`` completions per prompt, in order. No special tokens are added to the prompts.
+        """``n`` completions per prompt, in order. Prompts are encoded by ``encode_prompts``.
 
         Raises ValueError for values out of range, an empty prompt, or a prompt that leaves no room for
         max_tokens.
@@ -207,10 +191,10 @@ class TransformersSampler:
         if n < 1:
             raise ValueError(f"n: got {n!r}, expected at least 1")
         room = positions(self.model.config)
-        prompt_ids = encode_prompts(self.tokenizer, prompts, params.max_tokens, room)
+        encoded = prompt_ids(self.tokenizer, prompts, params.max_tokens, room)
         if not prompts:
             return []
-        self._decoder = make_decoder(self.model, max(map(len, prompt_ids)) + params.max_tokens)
+        self._decoder = make_decoder(self.model, max(map(len, encoded)) + params.max_tokens)
         rows: dict[tuple[int, int], Completion] = {}
         total = n * len(prompts)
         with (
@@ -218,8 +202,8 @@ class TransformersSampler:
             evaluating(self.model),
             progress(total=total, desc="sampling", disable=None if self.show_progress else True) as bar,
         ):
-            for batch in self._batches(prompt_ids, n):
-                rows |= dict(self._generate_batch(prompt_ids, batch, params))
+            for batch in self._batches(encoded, n):
+                rows |= dict(self._generate_batch(encoded, batch, params))
                 bar.update(len(batch))
             self._decoder.cache = None  # its memory is the training's now
         return [[rows[i, copy] for copy in range(n)] for i in range(len(prompts))]
@@ -249,7 +233,9 @@ class TransformersSampler:
         if stop not in self._stop:
             if stop and self._token_texts is None:
                 self._token_texts = token_texts(self.tokenizer, vocabulary)
-            self._stop[stop] = StopStrings(stop, self.tokenizer, self._token_texts or [""] * vocabulary)
+            hidden = hidden_ids(self.tokenizer, self.eos_token_ids, stop)
+            texts = self._token_texts or [""] * vocabulary
+            self._stop[stop] = StopStrings(stop, self.tokenizer, texts, hidden)
         return self._stop[stop]
 
     def _generate_batch(self, prompt_ids, batch, params: SamplingParams):
@@ -319,7 +305,7 @@ class TransformersSampler:
             ids, log_p, entropy = columns
             ids = ids[: lengths.pop(0)]
             ended = ids[-1] in self.eos_token_ids
-            text, completed = stops.cut(ids[:-1] if ended else ids)
+            text, completed = stops.cut(ids)
             ids = ids if completed is None else ids[:completed]
             reason = "length" if completed is None and not ended else "stop"
             n = len(ids)

@@ -71,14 +71,20 @@ def try_saving(model, tokenizer, folder) -> None:
             if generation := getattr(model, "generation_config", None):
                 generation.save_pretrained(place)
         except ValueError as error:
-            print(f"model: its generation_config is left out ({' '.join(str(error).split())[:200]})", flush=True)
-            ids = {f"{name}_token_id": getattr(generation, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+            print(
+                f"model: its generation_config is left out ({' '.join(str(error).split())[:200]})", flush=True
+            )
+            ids = {
+                f"{name}_token_id": getattr(generation, f"{name}_token_id") for name in ("bos", "eos", "pad")
+            }
             model.generation_config = GenerationConfig(**ids)
         try:
             model.save_pretrained(place, state_dict={})
             tokenizer.save_pretrained(place)
         except Exception as error:  # a config or tokenizer of one's own may raise anything
-            raise ValueError(f"model: it cannot be saved ({first_line(error)}); expected one that can") from error
+            raise ValueError(
+                f"model: it cannot be saved ({first_line(error)}); expected one that can"
+            ) from error
 
 
 @contextmanager
