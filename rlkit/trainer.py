@@ -36,7 +36,7 @@ from rlkit.losses import loss_none
 from rlkit.samplers import SamplingParams, make_sampler
 from rlkit.support.adapters import add_lora, unwrapped
 from rlkit.support.metrics import train_step_metrics
-from rlkit.support.models import load_model
+from rlkit.support.models import load_model, try_saving
 from rlkit.support.progress import progress
 from rlkit.support.ranks import join, launched
 from rlkit.support.recompute import recomputed_layers
@@ -101,6 +101,8 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
             seed_everything(stream(config.seed, 0, "lora"))
             add_lora(model, config.lora_rank, config.lora_alpha, config.lora_target_modules)
         model.eval()
+        if ranks.first:
+            try_saving(model, tokenizer, folder.path)
         whole, model = sharding.spread(model, ranks, device, config.sampler)
         if config.gradient_checkpointing:
             at_the_end.enter_context(recomputed_layers(model))

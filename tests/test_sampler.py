@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from rlkit.samplers import Completion, Sampler, SamplingParams, TransformersSampler, make_sampler
-from rlkit.samplers.shared_prefix import PlainDecoder, SharedPrefixDecoder
+from rlkit.samplers.shared_prefix import PlainDecoder, SharedPrefixDecoder, make_decoder
 from rlkit.samplers.transformers_sampler import draw, penalize_repetition, row_uniforms, sampling_log_probs
 
 INTRO = "A conversation between User and Assistant. The Assistant thinks first. "
@@ -80,14 +80,22 @@ class ScriptedModel(torch.nn.Module):
             vocab_size=vocabulary, num_hidden_layers=1, hidden_size=4, num_attention_heads=1, eos_token_id=1
         )
         self.script, self.prompt_length, self.device = script, prompt_length, torch.device("cpu")
-        self.calls = 0
+        self.dtype, self.calls = torch.float32, 0
+        self.embedding = torch.nn.Embedding(1, 1)
+
+    def get_input_embeddings(self):
+        return self.embedding
 
     def forward(self, input_ids, past_key_values=None, use_cache=None):
         self.calls += 1
-        nothing = torch.zeros(input_ids.shape[0], 1, input_ids.shape[1], 1)
-        past_key_values.update(nothing, nothing, 0)
-        logits = torch.zeros(*input_ids.shape, self.config.vocab_size)
-        logits[:, :, self.script[past_key_values.get_seq_length() - self.prompt_length]] = 50.0
+        seen = 0
+        if past_key_values is not None:
+            seen, nothing = past_key_values.get_seq_length(), torch.zeros(*input_ids.shape, 1)[:, None]
+            past_key_values.update(nothing, nothing, 0)
+        at = range(seen + 1 - self.prompt_length, seen + 1 - self.prompt_length + input_ids.shape[1])
+        said = torch.tensor([self.script[max(t, 0)] for t in at])
+        logits = 50.0 * torch.nn.functional.one_hot(said, self.config.vocab_size)
+        logits = logits.expand(len(input_ids), -1, -1)
         return transformers.modeling_outputs.CausalLMOutputWithPast(logits=logits)
 
 
@@ -95,6 +103,8 @@ def say(tokenizer, script, stop=(), max_tokens=None, eos_token_ids=None) -> Comp
     """What the sampler makes of a model that says these ids."""
     model = ScriptedModel(script + [5] * 40, len(tokenizer), len(tokenizer("x")["input_ids"]))
     sampler = TransformersSampler(model, tokenizer, eos_token_ids=eos_token_ids)
+    make_decoder(model)  # tries the model out
+    model.calls = 0
     completion = sampler.generate(["x"], SamplingParams(max_tokens=max_tokens or len(script) + 5, stop=stop))[
         0
     ][0]
@@ -129,7 +139,12 @@ def say(tokenizer, script, stop=(), max_tokens=None, eos_token_ids=None) -> Comp
             SharedPrefixDecoder,
         ),
         ("GPTNeoX", SMALL, SharedPrefixDecoder),
-        ("Mistral", dict(SMALL, num_key_value_heads=2, sliding_window=40), PlainDecoder),  # a window
+        ("Mistral", dict(SMALL, num_key_value_heads=2, sliding_window=16), PlainDecoder),  # a window
+        (
+            "Mistral",
+            dict(SMALL, num_key_value_heads=2, sliding_window=99),
+            SharedPrefixDecoder,
+        ),  # cannot bind
         ("Gemma2", dict(SMALL, num_key_value_heads=2, head_dim=16), PlainDecoder),  # capped logits
         (
             "GptOss",
@@ -582,9 +597,6 @@ def test_bad_construction(tokenizer, olmo):
         TransformersSampler(olmo, tokenizer, batch_size=0)
     with pytest.raises(ValueError, match="compact_at: got 0"):
         TransformersSampler(olmo, tokenizer, compact_at=0)
-    mamba = random_model("Mamba", len(tokenizer), hidden_size=16, num_hidden_layers=1)
-    with pytest.raises(ValueError, match="MambaForCausalLM.*past_key_values"):
-        TransformersSampler(mamba, tokenizer).generate(["x"], SamplingParams(max_tokens=2))
 
 
 def test_diverged_weights_are_named(tokenizer):

@@ -128,7 +128,9 @@ class Config(metaclass=_Presets):
     lora_target_modules: Text = say(
         "all-linear", "layers with a LoRA: all-linear (not the output head) or names with commas between"
     )
-    attn_implementation: Attention | None = say(None, "flash_attention_2, sdpa or eager; None is sdpa")
+    attn_implementation: Attention | None = say(
+        None, "flash_attention_2, sdpa or eager; None leaves it to transformers"
+    )
     device: Device | None = say(None, "cpu, cuda, cuda:1, mps; None is the first GPU there is, else cpu")
     eval_every: Count = say(20, "steps between evaluations; 0 is only at the end")
     eval_at_start: bool = say(True, "evaluate the base model as step 0")

@@ -33,9 +33,11 @@ from rlkit.samplers.vllm.weight_sync import choose_way
 from rlkit.support import machine
 from rlkit.support.arguments import named_function
 from rlkit.support.checks import first_line, shown, unusable_folder
-from rlkit.support.models import check_device, choose_attention, model_location
+from rlkit.support.models import check_device, choose_attention, model_location, revision_of
+from rlkit.support.probes import positions
 from rlkit.tasks.problems import load_problems
 from rlkit.tasks.prompts import load_prompt
+from rlkit.tokenization import encode_prompts
 
 # the parts of an algorithm that are names or functions
 PARTS = {"baseline": BASELINES, "advantage_normalizer": NORMALIZERS}
@@ -102,7 +104,7 @@ def plan(config, *, algorithm=None, model=None, tokenizer=None, own_sampler: boo
         gpu += f" and {c.n_gpus - 1} more, each with 1/{c.n_gpus} of the weights"
         page.attempt("n_gpus", check_ranks, c.n_gpus, c.sampler == "vllm", device)
     kind = c.dtype + (" with bfloat16 autocast" if c.autocast else "")
-    kind += f", attention {attention}" + (f" ({why})" if why else "")
+    kind += f", attention {attention or 'as transformers chooses'}" + (f" ({why})" if why else "")
     page.lines.append(f"device {device}{gpu}, {kind}, {c.threads} CPU thread(s)")
     install = _server(page, c, device) if c.sampler == "vllm" and own_sampler else None
     versions = [f"{name} {version(name)}" for name in ("torch", "transformers")]
@@ -189,6 +191,9 @@ def _needs(page, config, shape: dict, lengths: dict, device, memory: dict, free:
     parts = ", ".join(f"{part} {_size(value)}" for part, value in memory.items())
     about = f"memory about {_size(total)} on {device}, {_size(free)} free: {parts}"
     page.lines.append(f"model {name}: {n / 1e6:,.1f} M parameters; {about}")
+    if not shape["kv_width"] and c.sampler == "transformers":
+        costs = "(Mamba-like?), so every sampled token costs a full forward pass: expect slow rollouts"
+        page.warnings.append(f"model: {name} has no attention heads {costs}")
     if total - there > free:
         (page.errors if c.check_memory else page.warnings).append(too_little(c, device, total, free))
     tokens, flops = token_estimate(c, lengths), FLOPS[device.type]
@@ -218,14 +223,14 @@ def server_outlook(wanted: str, install, device, gpu: int | None = None) -> tupl
 def prompt_lengths(tokenizer, problems, prompt) -> dict:
     """longest and mean tokens of the problems' prompts."""
     texts = [prompt.fill(problem.question) for problem in problems]
-    counts = [len(ids) for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
+    counts = [len(ids) for ids in encode_prompts(texts, tokenizer)]
     return {"longest": max(counts), "mean": sum(counts) / len(counts)}
 
 
 def _open_model(name: str, location: str):
     """(tokenizer, shape); one short ValueError if they are not there."""
     try:
-        return AutoTokenizer.from_pretrained(location), model_shape(location)
+        return AutoTokenizer.from_pretrained(**revision_of(location)), model_shape(location)
     except (OSError, ValueError, KeyError) as error:
         expected = "expected 'laptop', a folder, or a hub id and a network that reaches the hub"
         raise ValueError(f"model: could not load {name!r} ({first_line(error)}); {expected}") from error
@@ -233,25 +238,26 @@ def _open_model(name: str, location: str):
 
 def model_shape(location: str) -> dict:
     """Parameters and sizes of a model from its config alone; no weights are read or allocated."""
-    config = AutoConfig.from_pretrained(location)
+    config = AutoConfig.from_pretrained(**revision_of(location))
     with torch.device("meta"):
         return shape_of(AutoModelForCausalLM.from_config(config))
 
 
 def shape_of(model) -> dict:
-    """parameters, vocabulary, layers, hidden, feed_forward, kv_width (keys and values), positions."""
+    """parameters, vocabulary, layers, hidden, feed_forward, kv_width (keys and values; 0 without attention
+    heads), positions."""
     config = model.config.get_text_config()
 
     def first(*names, default) -> int:
         return next((v for name in names if (v := getattr(config, name, None))), default)
 
-    heads, hidden = config.num_attention_heads, config.hidden_size
-    width = first("head_dim", default=hidden // heads)
+    heads, hidden = first("num_attention_heads", default=0), config.hidden_size
+    width = first("head_dim", default=hidden // max(heads, 1)) if heads else 0
     shape = {"parameters": sum(p.numel() for p in model.parameters()), "vocabulary": config.vocab_size}
     shape |= {"layers": config.num_hidden_layers, "hidden": hidden}
     shape["feed_forward"] = first("intermediate_size", "n_inner", default=4 * hidden)
     shape["kv_width"] = 2 * first("num_key_value_heads", default=heads) * width
-    return shape | {"positions": first("max_position_embeddings", default=10**9)}
+    return shape | {"positions": positions(model.config) or 10**9}
 
 
 def server_shortages(weights: int, install, device) -> list[str]:

@@ -16,6 +16,21 @@ REWARDS = ("r1_zero", "question_only")
 _FOLDER = Path(__file__).parent
 
 
+class Filled(str):
+    """A prompt's text that remembers which of it is the question, so that a tokenizer trusts only the rest."""
+
+    parts: list[str]
+    question: str
+
+    def __new__(cls, text: str, parts: list[str], question: str):
+        filled = super().__new__(cls, text)
+        filled.parts, filled.question = parts, question
+        return filled
+
+    def __getnewargs__(self):  # for copies and pickles
+        return str(self), self.parts, self.question
+
+
 @dataclass(frozen=True)
 class Prompt:
     r"""A prompt template with the reward that reads its responses.
@@ -48,7 +63,7 @@ class Prompt:
         parts = self.template.split(SLOT)
         if all(_only_doubled_braces(part) for part in parts):
             parts = [part.replace("{{", "{").replace("}}", "}") for part in parts]
-        return question.join(parts)
+        return Filled(question.join(parts), parts, question)
 
     @property
     def reward_fn(self) -> Callable[..., dict[str, float]]:
