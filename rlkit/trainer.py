@@ -40,7 +40,7 @@ from rlkit.tasks.evaluation import evaluate
 from rlkit.tasks.problems import load_problems
 from rlkit.tasks.prompts import load_prompt
 from rlkit.tasks.rewards import grade_responses
-from rlkit.tokenization import filler_id
+from rlkit.tokenization import filler_id, opening_ids
 
 
 def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, tokenizer=None) -> Run | None:
@@ -86,6 +86,8 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
             model, tokenizer = load_model(config.model, *where)
         model.eval()
         try_saving(model, tokenizer, folder.path)
+        prompt = prompt.for_tokenizer(tokenizer)
+        folder.note(prompts_open_with=opening_ids(tokenizer))
         betas, decay = (config.adam_beta1, config.adam_beta2), config.weight_decay
         optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=betas, weight_decay=decay)
         done = folder.restore(model, optimizer)  # -1: nothing yet, not even step 0

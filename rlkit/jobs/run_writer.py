@@ -101,8 +101,12 @@ class RunWriter:
         save_model(model, tokenizer, partial)
         shutil.rmtree(self.path / "model", ignore_errors=True)
         publish(partial, self.path / "model")
-        write_json(self.path / "config.json", Run(self.path).config | {"finished_step": step})
+        self.note(finished_step=step)
         self._prune_checkpoints(keep=1)
+
+    def note(self, **values) -> None:
+        """Further entries of config.json."""
+        write_json(self.path / "config.json", Run(self.path).config | values)
 
     def close(self) -> None:
         for file in (*self._files.values(), self._lock):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from rlkit.log_probs import label_log_probs, token_entropy
-from rlkit.samplers.base import Completion, SamplingParams, prompt_ids, end_of_text_ids
+from rlkit.samplers.base import Completion, SamplingParams, end_of_text_ids, prompt_ids
 from rlkit.samplers.shared_prefix import PlainDecoder, make_decoder
 from rlkit.support.probes import evaluating, positions
 from rlkit.support.progress import progress

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from rlkit.samplers.base import Completion, SamplingParams, prompt_ids, end_of_text_ids
+from rlkit.samplers.base import Completion, SamplingParams, end_of_text_ids, prompt_ids
 from rlkit.samplers.vllm import checkpoint
 from rlkit.samplers.vllm.client import ServerDied
 from rlkit.samplers.vllm.find import ONE_GPU_SHARE, OWN_GPU_SHARE, find_vllm, place, vllm_missing
