@@ -68,8 +68,8 @@ def chat_tokenizer(bos=False):
             single="<s> $A", special_tokens=[one]
         )
     tokenizer.chat_template = (
-        "{{ bos_token or '' }}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
-        "{% endfor %}<|im_start|>assistant\n"
+        "{{ bos_token or '' }}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
+        "<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' }}"
     )
     return tokenizer
 

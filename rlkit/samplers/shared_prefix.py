@@ -344,18 +344,17 @@ def make_decoder(model, longest: float = 0) -> SharedPrefixDecoder | PlainDecode
         kind = PlainDecoder
     else:
         kinds = [*WAYS][bool(window) :]
-        kind = judged(
-            model,
-            "decoder",
-            window,
-            lambda probe: next((k for k in kinds if decodes_right(model, k, probe)), None),
-        )
+
+        def fastest(probe):
+            return next((kind for kind in kinds if decodes_right(model, kind, probe)), None)
+
+        kind = judged(model, "decoder", window, fastest)
     if not window:
         why = "what is faster does not agree with its full forward pass"
     if kind is None:
         raise ValueError(
-            f"model: got {type(model).__name__}, whose next-token distributions depend on more than the "
-            "tokens before (no way of sampling agrees with its forward pass); expected a causal language model"
+            f"model: got {type(model).__name__}, whose distributions depend on more than the tokens before "
+            "(no way of sampling agrees with its forward pass); expected a causal language model"
         )
     if kind is not SharedPrefixDecoder:
         say_once(f"sampling: {type(model).__name__} by {WAYS[kind]} ({why})")

@@ -84,9 +84,9 @@ def tail_hidden_states(
 def can_share_prefix(model, labels=None) -> bool:
     """Whether ``get_shared_prefix_log_probs`` is exact for this model (and rows as long as ``labels``').
 
-    Asked of the model itself, once, by `rlkit.support.probes`; a "no" is said in one line. Rows longer than an
-    attention window or than `positions` take the plain way, and so does a model in training mode with active
-    dropout or gradient checkpointing.
+    Asked of the model itself, once, by `rlkit.support.probes`; a "no" is said in one line. Rows longer than
+    an attention window or than `positions` take the plain way, and so does a model in training mode with
+    active dropout or gradient checkpointing.
     """
     if getattr(model, "config", None) is None or output_head(model) is None:
         return False

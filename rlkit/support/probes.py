@@ -88,9 +88,9 @@ class Probe:
     rows: one, and two that share a prompt; all longer than ``window``.
     tolerance: how far apart two right ways may be: a MARGIN times the model's own float error, which is how
         far its log-probs move (median over positions) when every second number of the embeddings' output is
-        nudged by one unit in the last place, at least half a unit of the log-probs themselves. Right ways were
-        measured at 0 to 2 times that error (a chunked recurrence at 400), wrong ones at 50,000 and more in
-        float32, 10 and more in bfloat16.
+        nudged by one unit in the last place, at least half a unit of the log-probs themselves. Right ways
+        were measured at 0 to 2 times that error (a chunked recurrence at 400), wrong ones at 50,000 and more
+        in float32, 10 and more in bfloat16.
     """
 
     def __init__(self, model, window: int):
@@ -114,13 +114,16 @@ class Probe:
         return distances(log_probs, self.log_probs[row][at : at + len(log_probs)])
 
     def agrees(self, found: torch.Tensor) -> bool:
-        """Whether all distances are within the tolerance; from weights that are not finite nothing is learned."""
+        """Whether all distances are within the tolerance. NaN weights pass: they are named elsewhere."""
         return bool((found <= self.tolerance).all()) or not self.finite
 
 
 def binding_window(model, longest: float) -> int:
     """The longest window that rows of ``longest`` tokens exceed; 0 if there is none."""
-    return max((w for w in windows(model.config) if w < max(longest, SHORTEST)), default=0)
+    known = _VERDICTS.setdefault(model, {})
+    if "windows" not in known:
+        known["windows"] = windows(model.config)
+    return max((w for w in known["windows"] if w < max(longest, SHORTEST)), default=0)
 
 
 def judged(model, what: str, window: int, judge: Callable[[Probe], Any]) -> Any:
@@ -142,13 +145,13 @@ def check_causal(model) -> None:
 
     if not judged(model, "causal", 0, causal):
         raise ValueError(
-            f"model: got {type(model).__name__}, in which later tokens change the distribution of earlier ones "
-            "(an encoder?); expected a causal language model"
+            f"model: got {type(model).__name__}, in which later tokens change the distribution of earlier "
+            "ones (an encoder?); expected a causal language model"
         )
 
 
 def full_log_probs(model, row: list[int]) -> torch.Tensor:
-    """log p, float32, of every next token at the last KEPT positions, by one plain forward pass of one row."""
+    """log p (KEPT, vocabulary), float32, at a row's last positions, by one plain forward pass of this row."""
     ids = torch.tensor([row], device=model.device)
     return model(input_ids=ids, use_cache=False).logits[0, -KEPT:].float().log_softmax(dim=-1)
 

@@ -17,7 +17,7 @@ _FOLDER = Path(__file__).parent
 
 
 class Filled(str):
-    """A prompt's text that remembers which of it is the question, so that a tokenizer trusts only the rest."""
+    """A prompt's text that remembers which of it is the question: a tokenizer trusts only the rest."""
 
     parts: list[str]
     question: str
@@ -40,8 +40,8 @@ class Prompt:
         brace is doubled (``\boxed{{}}``, as for ``str.format``) means the same.
     reward: "r1_zero" (answer inside answer tags) or "question_only" (answer inside a box).
     stop: strings that end a response; the sampler keeps them in the text.
-    chat: the text before ``{question}`` is a system text and the question a user's turn, in the tokenizer's own
-        chat template, which ``for_tokenizer`` puts in; the assistant's turn is opened with ``<think>``.
+    chat: the text before ``{question}`` is a system text and the question a user's turn, in the tokenizer's
+        own chat template, which ``for_tokenizer`` puts in; the assistant's turn is opened with ``<think>``.
 
     >>> Prompt("demo", r"{question} Use \boxed{}.", "question_only").fill("What is {x}?")
     'What is {x}? Use \\boxed{}.'
