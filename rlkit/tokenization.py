@@ -60,7 +60,7 @@ def filler_id(tokenizer) -> int:
 
 
 def encode(strings, token_ids, tokenizer, what: str) -> list[list[int]]:
-    """The ids that were given, or the strings': prompts as ``encode_prompts``, outputs without special tokens."""
+    """The ids that were given, or those of the strings, prompts by ``encode_prompts``."""
     if token_ids is not None:
         if strings is not None and len(strings) != len(token_ids):
             raise ValueError(
@@ -74,7 +74,7 @@ def encode(strings, token_ids, tokenizer, what: str) -> list[list[int]]:
 
 
 def encode_texts(texts, tokenizer, **options) -> list[list[int]]:
-    """The texts' ids, without special tokens; a fast tokenizer takes them all at once, but no empty list."""
+    """The texts' ids, without special tokens."""
     return (
         tokenizer(list(texts), add_special_tokens=False, verbose=False, **options)["input_ids"]
         if texts
@@ -89,10 +89,10 @@ def opening_ids(tokenizer) -> list[int]:
 
 
 def encode_prompts(texts, tokenizer) -> list[list[int]]:
-    """The ids that a model is conditioned on: the opening id once, where the tokenizer has one, then the text.
+    """The ids that a model is conditioned on: the opening id once, if the tokenizer has one, then the text.
 
-    In a text that ``Prompt.fill`` made, the template's control tokens ("<|im_start|>") are control tokens, and
-    what looks like one in the question is ordinary text.
+    In a text that ``Prompt.fill`` made, the template's control tokens ("<|im_start|>") are control tokens,
+    and what looks like one in the question is ordinary text.
     """
     opening, encoded = opening_ids(tokenizer), encode_texts(texts, tokenizer)
     known = getattr(tokenizer, "added_tokens_decoder", {})
@@ -121,7 +121,7 @@ def encode_around(parts: list[str], question: str, control: dict[str, int], toke
 
 
 def hidden_ids(tokenizer, ends=(), stop=()) -> set[int]:
-    """Ids that are no part of a response's text: those that end it (``ends``), padding, begin and end of text.
+    """Ids that are no part of a response's text: those that end it (``ends``), pad, begin and end of text.
 
     Every other special token is kept as text, and so is one that holds a ``stop`` string.
     """

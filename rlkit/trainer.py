@@ -46,7 +46,7 @@ from rlkit.tasks.evaluation import evaluate
 from rlkit.tasks.problems import load_problems
 from rlkit.tasks.prompts import load_prompt
 from rlkit.tasks.rewards import grade_responses
-from rlkit.tokenization import filler_id
+from rlkit.tokenization import filler_id, opening_ids
 
 
 def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, tokenizer=None) -> Run | None:
@@ -103,6 +103,8 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
         model.eval()
         if ranks.first:
             try_saving(model, tokenizer, folder.path)
+        prompt = prompt.for_tokenizer(tokenizer)
+        folder.note(prompts_open_with=opening_ids(tokenizer))
         whole, model = sharding.spread(model, ranks, device, config.sampler)
         if config.gradient_checkpointing:
             at_the_end.enter_context(recomputed_layers(model))

@@ -8,12 +8,14 @@ import pytest
 import torch
 import transformers
 from scipy.stats import chi2
+from tiny_model import chat_tokenizer
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from rlkit.samplers import Completion, Sampler, SamplingParams, TransformersSampler, make_sampler
 from rlkit.samplers.shared_prefix import PlainDecoder, SharedPrefixDecoder, make_decoder
 from rlkit.samplers.transformers_sampler import draw, penalize_repetition, row_uniforms, sampling_log_probs
+from rlkit.tasks.prompts import load_prompt
 
 INTRO = "A conversation between User and Assistant. The Assistant thinks first. "
 QUESTIONS = ["Tom has 3 plums. How many?", "x", "Ann has 5 boxes with 4 pears in each. How many pears?", "x"]
@@ -604,3 +606,32 @@ def test_diverged_weights_are_named(tokenizer):
     model.lm_head.weight.data.fill_(float("nan"))
     with pytest.raises(ValueError, match="model.*NaN"):
         TransformersSampler(model, tokenizer).generate(["x"], SamplingParams(max_tokens=3))
+
+
+@pytest.mark.parametrize("stop", ["</answer>", "<|im_end|>", "4</answer>"])
+def test_a_stop_string_that_is_a_special_token_is_met_and_stays(stop):
+    special = chat_tokenizer()
+    script = special.encode("so 4</answer><|im_end|> more", add_special_tokens=False)
+    completion = say(special, script, stop=(stop,))
+    assert (
+        completion.finish_reason == "stop"
+        and completion.text == "so 4</answer><|im_end|>".partition(stop)[0] + stop
+    )
+    assert completion.token_ids == script[: len(completion.token_ids)]
+
+
+def test_a_tag_that_is_a_special_token_is_graded():
+    special = chat_tokenizer()
+    script = special.encode("2 + 2 = 4 </think> <answer> 4 </answer>", add_special_tokens=False)
+    text = say(special, [*script, special.eos_token_id]).text
+    assert text.endswith("</answer>") and load_prompt("r1_zero").reward_fn(text, "4")["reward"] == 1
+
+
+def test_the_sampler_is_conditioned_on_what_the_tokenizer_opens_a_text_with():
+    special = chat_tokenizer(bos=True)
+    model = random_model("Olmo2", len(special), num_key_value_heads=4, **SMALL)
+    [[completion]] = TransformersSampler(model, special).generate(["ab"], SamplingParams(max_tokens=2))
+    assert completion.prompt_token_ids == [
+        special.bos_token_id,
+        *special.encode("ab", add_special_tokens=False),
+    ]

@@ -72,7 +72,7 @@ class Config(metaclass=_Presets):
     algo: Text = say("grpo", "the estimator, a name in rlkit.ALGORITHMS")
     model: Text = say("laptop", "the base model: laptop, a hub id or a folder")
     prompt: Text = say(
-        "r1_zero", "r1_zero, question_only, r1_zero_three_shot or a text file with {question} in it"
+        "r1_zero", "r1_zero, question_only, r1_zero_three_shot, chat or a text file with {question} in it"
     )
     dataset: Text = say(
         "laptop", "the problems: laptop, a hub id or a folder with train.jsonl and test.jsonl"

@@ -128,6 +128,8 @@ def plan(config, *, algorithm=None, model=None, tokenizer=None, own_sampler: boo
     else:
         with suppress(AttributeError):  # a model of one's own may lack what its size is read from
             shape = shape_of(model)
+    if tokenizer and prompt:
+        prompt = page.attempt("prompt", prompt.for_tokenizer, tokenizer)
     if tokenizer and prompt and problems:
         by_length = sorted(problems, key=lambda problem: len(problem.question))  # the rest is not tokenised
         lengths = prompt_lengths(tokenizer, by_length[:: 1 + len(by_length) // 512], prompt)

@@ -134,8 +134,13 @@ class RunWriter:
             put("adapter")
         with merged(model):
             put("model")
-        write_json(self.path / "config.json", Run(self.path).config | {"finished_step": step})
+        self.note(finished_step=step)
         self._prune_checkpoints(keep=1)
+
+    def note(self, **values) -> None:
+        """Further entries of config.json."""
+        if self.ranks.first:
+            write_json(self.path / "config.json", Run(self.path).config | values)
 
     def close(self) -> None:
         for file in (*self._files.values(), self._lock):

@@ -40,8 +40,8 @@ class Watch:
             if self.gaps % GAP_STEPS == 0:
                 self.say(
                     f"warning: step {step}: the sampler's log-probabilities and the trainer's differ by "
-                    f"{mean:.2f} nats a token, {largest:.2f} at most. Likely causes: the sampler has old weights, "
-                    "another temperature or truncation (top_p, top_k), another dtype, or decodes this "
-                    "architecture wrongly"
+                    f"{mean:.2f} nats a token, {largest:.2f} at most. Likely causes: the sampler has old "
+                    "weights, another temperature or truncation (top_p, top_k), another dtype, or decodes "
+                    "this architecture wrongly"
                 )
             self.gaps += 1

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 
-from rlkit.tokenization import encode_prompts
-
 if TYPE_CHECKING:
     import torch
 
@@ -95,6 +93,8 @@ def prompt_ids(tokenizer, prompts: list[str], max_tokens: int, room: float | Non
 
     Raises ValueError for an empty prompt, or one that leaves no room for max_tokens.
     """
+    from rlkit.tokenization import encode_prompts  # not at the top: a Config reads this module without torch
+
     if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
         raise ValueError(f"prompts: got {prompts!r:.80}, expected a list of strings")
     encoded = encode_prompts(prompts, tokenizer)

@@ -8,9 +8,9 @@ product for many queries at once, where a plain cache reads a separate copy per 
 over all three parts together, so the result is ordinary causal attention, equal up to rounding.
 
 `SharedPrefixDecoder` works for any architecture that takes its attention function from transformers'
-AttentionInterface and has plain causal attention (Olmo2, Llama, Qwen, GPT-2, ...). `PlainDecoder` does the same
-job with transformers' own cache, `FullDecoder` without any. `make_decoder` takes the first of the three that
-agrees with plain full forward passes of the model itself.
+AttentionInterface and has plain causal attention (Olmo2, Llama, Qwen, GPT-2, ...). `PlainDecoder` does the
+same job with transformers' own cache, `FullDecoder` without any. `make_decoder` takes the first of the three
+that agrees with plain full forward passes of the model itself.
 
 A decoder is used as ``start(prompts, counts)``, then ``step(tokens)`` again and again, with ``keep(rows)`` in
 between.
@@ -27,7 +27,7 @@ import torch
 from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import Cache
 
-from rlkit.support.probes import check_causal, evaluating, probe, say_once
+from rlkit.support.probes import PROBED, binding_window, check_causal, judged, say_once
 
 NAME = "rlkit_shared_prefix"
 _active = threading.local()
@@ -308,7 +308,7 @@ class PlainDecoder:
 
 
 class FullDecoder(PlainDecoder):
-    """The same without a cache, for a model whose cache cannot be trusted: every step is a full forward pass."""
+    """The same for a model whose cache cannot be trusted: every step is a full forward pass."""
 
     def __init__(self, model):
         self.model, self.cache = model, None
@@ -339,42 +339,43 @@ def make_decoder(model, longest: float = 0) -> SharedPrefixDecoder | PlainDecode
     fastest is said in one line. Raises ValueError for a model that none is right for.
     """
     check_causal(model)
-    judge, why = probe(model, longest), "what is faster does not agree with its full forward pass"
-    if judge is None or judge.window:
-        why = "an attention window shorter than the rows"
-    if judge is None:  # and too long to try; transformers' own cache knows it
+    window, why = binding_window(model, longest), "an attention window shorter than the rows"
+    if window > PROBED:  # too long to try; transformers' own cache knows it
         kind = PlainDecoder
     else:
-        kinds = [*WAYS][bool(judge.window) :]
-        if "decoder" not in judge.verdicts:
-            judge.verdicts["decoder"] = next((k for k in kinds if decodes_right(model, k, judge)), None)
-        kind = judge.verdicts["decoder"]
+        kinds = [*WAYS][bool(window) :]
+
+        def fastest(probe):
+            return next((kind for kind in kinds if decodes_right(model, kind, probe)), None)
+
+        kind = judged(model, "decoder", window, fastest)
+    if not window:
+        why = "what is faster does not agree with its full forward pass"
     if kind is None:
         raise ValueError(
-            f"model: got {type(model).__name__}, whose next-token distributions depend on more than the tokens "
-            "before (no way of sampling agrees with its forward pass); expected a causal language model"
+            f"model: got {type(model).__name__}, whose distributions depend on more than the tokens before "
+            "(no way of sampling agrees with its forward pass); expected a causal language model"
         )
     if kind is not SharedPrefixDecoder:
         say_once(f"sampling: {type(model).__name__} by {WAYS[kind]} ({why})")
     return kind(model)
 
 
-def decodes_right(model, kind, judge) -> bool:
-    """Whether a decoder agrees with ``judge``: two prompts, one of them twice, a step, a dropped row, a step."""
-    shorter = len(judge.rows[1]) - 2
+def decodes_right(model, kind, probe) -> bool:
+    """Whether a decoder agrees with the probe: two prompts, one twice, a step, a dropped row, a step."""
+    shorter = len(probe.rows[1]) - 2
     lengths = [shorter + 3 * (kind is SharedPrefixDecoder), shorter, shorter]
-    tokens = torch.tensor([row[n : n + 2] for row, n in zip(judge.rows, lengths)], device=model.device)
+    tokens = torch.tensor([row[n : n + 2] for row, n in zip(probe.rows, lengths)], device=model.device)
     kept = torch.tensor([0, 2], device=model.device)
     try:
-        with torch.no_grad(), evaluating(model), torch.autocast(model.device.type, enabled=False):
-            decoder = kind(model)
-            first = decoder.start([row[:n] for row, n in zip(judge.rows[:2], lengths)], [1, 2])
-            second = decoder.step(tokens[:, 0])
-            decoder.keep(kept)
-            third = decoder.step(tokens[kept, 1])
+        decoder = kind(model)
+        first = decoder.start([row[:n] for row, n in zip(probe.rows[:2], lengths)], [1, 2])
+        second = decoder.step(tokens[:, 0])
+        decoder.keep(kept)
+        third = decoder.step(tokens[kept, 1])
     except Exception:  # whatever a model without such attention or such a cache raises: it cannot
         return False
     seen = [(row, 0, first[row]) for row in range(3)] + [(row, 1, second[row]) for row in range(3)]
     seen += [(row, 2, third[i]) for i, row in enumerate(kept.tolist())]
     log_p = [(row, lengths[row] - 1 + t, z[None].float().log_softmax(dim=-1)) for row, t, z in seen]
-    return judge.agrees(torch.cat([judge.distances(*found) for found in log_p]))
+    return probe.agrees(torch.cat([probe.distances(*found) for found in log_p]))

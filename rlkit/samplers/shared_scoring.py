@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from rlkit.log_probs import Mask, Scores, Tokens, check_scoring, get_response_log_probs, score_positions
-from rlkit.support.probes import evaluating, output_head, positions, probe, say_once
+from rlkit.support.probes import binding_window, judged, output_head, positions, say_once
 from rlkit.support.recompute import recomputes
 from rlkit.tokenization import join_and_shift
 
@@ -83,11 +83,11 @@ def tail_hidden_states(
 
 
 def can_share_prefix(model, labels=None) -> bool:
-    """Whether ``get_shared_prefix_log_probs`` is exact for this model (and for rows as long as ``labels``').
+    """Whether ``get_shared_prefix_log_probs`` is exact for this model (and rows as long as ``labels``').
 
-    Asked of the model itself, once, by `rlkit.support.probes`; a "no" is said in one line. Rows longer than an
-    attention window or than `positions` take the plain way, and so does a model in training mode with active
-    dropout or gradient checkpointing.
+    Asked of the model itself, once, by `rlkit.support.probes`; a "no" is said in one line. Rows longer than
+    an attention window or than `positions` take the plain way, and so does a model in training mode with
+    active dropout or gradient checkpointing.
     """
     if recomputes(model):  # a cache holds what recomputing would drop
         return False
@@ -96,10 +96,8 @@ def can_share_prefix(model, labels=None) -> bool:
     longest = 0 if labels is None else labels.shape[1] + 1
     if (model.training and drops_or_recomputes(model)) or longest > (positions(model.config) or math.inf):
         return False
-    judge = probe(model, longest)
-    if judge is not None and "scoring" not in judge.verdicts:
-        judge.verdicts["scoring"] = not judge.window and scores_right(model, judge)
-    if judge is None or not judge.verdicts["scoring"]:
+    window = binding_window(model, longest)
+    if window or not judged(model, "scoring", 0, partial(scores_right, model)):
         say_once(
             f"scoring: {type(model).__name__} passes a prompt once per response (sharing it is not right)"
         )
@@ -116,17 +114,15 @@ def drops_or_recomputes(model) -> bool:
     )
 
 
-@torch.no_grad()
-def scores_right(model, judge) -> bool:
-    """Whether three rows, two of them with one prompt and all of them padded, score as ``judge`` says."""
-    first = [len(row) - 4 for row in judge.rows]  # each prompt's last token
-    ids = join_and_shift([row[: n + 1] for row, n in zip(judge.rows, first)], [r[-3:] for r in judge.rows], 0)
+def scores_right(model, probe) -> bool:
+    """Whether three rows, two of them with one prompt and all of them padded, score as the probe says."""
+    first = [len(row) - 4 for row in probe.rows]  # each prompt's last token
+    ids = join_and_shift([row[: n + 1] for row, n in zip(probe.rows, first)], [r[-3:] for r in probe.rows], 0)
     batch = {name: tensor.to(model.device) for name, tensor in ids.items()}
     starts = torch.tensor(first, device=model.device)
     try:
-        with evaluating(model), torch.autocast(model.device.type, enabled=False):
-            hidden = tail_hidden_states(model, batch["input_ids"], batch["response_mask"], starts)
-            log_p = output_head(model)(hidden).float().log_softmax(dim=-1)[:, :3]
+        hidden = tail_hidden_states(model, batch["input_ids"], batch["response_mask"], starts)
+        log_p = output_head(model)(hidden).float().log_softmax(dim=-1)[:, :3]
     except Exception:  # whatever a model without such a cache raises: it cannot
         return False
-    return judge.agrees(torch.cat([judge.distances(row, n, log_p[row]) for row, n in enumerate(first)]))
+    return probe.agrees(torch.cat([probe.distances(row, n, log_p[row]) for row, n in enumerate(first)]))

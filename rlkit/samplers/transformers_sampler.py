@@ -97,7 +97,13 @@ class StopStrings:
     of the response only. What counts in the end is the decoded text: see `cut`.
     """
 
-    def __init__(self, stop: tuple[str, ...], tokenizer, token_texts: list[str], hidden=frozenset()):
+    def __init__(
+        self,
+        stop: tuple[str, ...],
+        tokenizer,
+        token_texts: list[str],
+        hidden: set[int] | frozenset = frozenset(),
+    ):
         self.stop, self.tokenizer, self.hidden = stop, tokenizer, hidden
         self.tail = (
             max((len(s.encode()) for s in stop), default=0) + 4

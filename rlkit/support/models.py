@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from rlkit.support.checks import first_line, missing_folder, shown, unusable_path
+from rlkit.support.checks import first_line, hub_revision, missing_folder, shown, unusable_path
 from rlkit.support.probes import check_causal
 
 
@@ -28,8 +28,9 @@ def load_model(
         revision ("owner/name@main").
     dtype: the weights' type, "float32" or "bfloat16" (any torch dtype name).
     device: None is the first CUDA GPU if there is one, else the CPU.
-    attn_implementation: "flash_attention_2", "sdpa", "eager"; None leaves it to transformers. FlashAttention-2 becomes
-        SDPA, with one printed line, where flash-attn, the device or the type of the weights does not allow it.
+    attn_implementation: "flash_attention_2", "sdpa", "eager"; None leaves it to transformers.
+        FlashAttention-2 becomes SDPA, with one printed line, where flash-attn, the device or the type of the
+        weights does not allow it.
 
     autocast_dtype: the type that autocast will compute in around these weights, which FlashAttention-2 looks
         at too; None is the weights'.
@@ -130,17 +131,15 @@ def model_location(name_or_path: str | Path) -> str:
         if not (path / "config.json").is_file():
             raise ValueError(f"model: {shown(str(path))} has no config.json, so it is not a model's folder")
         return str(path)
-    if missing_folder(text.partition("@")[0]):
+    if missing_folder(hub_revision(text)[0]):
         raise ValueError(f"model: no folder {shown(text)}; {expected}")
     return text
 
 
 def revision_of(location: str) -> dict:
     """``from_pretrained``'s arguments for a folder, or for a hub id that may end in @ and a revision."""
-    name, at, revision = location.partition("@")
-    if not at or os.path.isdir(location):
-        return {"pretrained_model_name_or_path": location}
-    return {"pretrained_model_name_or_path": name, "revision": revision}
+    name, revision = hub_revision(location)
+    return {"pretrained_model_name_or_path": name} | ({"revision": revision} if revision else {})
 
 
 def check_device(device: str | None) -> torch.device:

@@ -1,5 +1,6 @@
 """What a model can do, found out by trying it on a few tokens rather than from a list of architectures."""
 
+from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -8,11 +9,12 @@ from weakref import WeakKeyDictionary
 import torch
 
 PROBED = 512  # the longest window that rows are made to exceed; a longer one costs too much to try
-SHORTEST = 14  # the rows of a probe for no window at all are shorter
+SHORTEST = 14  # the rows of a probe for no window at all are shorter, and compared in full
+KEPT = 16  # positions of a row that are compared
 MARGIN = {True: 512, False: 4}  # two right ways may differ by this many float errors, in float32 and below it
 
 _OUTPUT_HEADS: WeakKeyDictionary = WeakKeyDictionary()
-_PROBES: WeakKeyDictionary = WeakKeyDictionary()
+_VERDICTS: WeakKeyDictionary = WeakKeyDictionary()
 
 
 def output_head(model):
@@ -83,17 +85,15 @@ def positions(config) -> int | None:
 class Probe:
     """Three rows of tokens and a plain full forward pass of each one by itself: what is right.
 
-    rows: one, and two that share a prompt; all longer than ``window``. log_probs: (length, vocabulary) float32
-        for each.
+    rows: one, and two that share a prompt; all longer than ``window``.
     tolerance: how far apart two right ways may be: a MARGIN times the model's own float error, which is how
         far its log-probs move (median over positions) when every second number of the embeddings' output is
-        nudged by one unit in the last place, at least half a unit of the log-probs themselves. Right ways were
-        measured at 0 to 2 times that error (a chunked recurrence at 400), wrong ones at 50,000 and more in
-        float32, 10 and more in bfloat16.
+        nudged by one unit in the last place, at least half a unit of the log-probs themselves. Right ways
+        were measured at 0 to 2 times that error (a chunked recurrence at 400), wrong ones at 50,000 and more
+        in float32, 10 and more in bfloat16.
     """
 
     def __init__(self, model, window: int):
-        self.window, self.verdicts = window, dict[str, Any]()  # what was judged so far
         length = max(8, window + 4)  # + 5 is the longest row
         ids = usable_ids(model.config)
         token = [ids[(i * i + 3 * i) % len(ids)] for i in range(2 * length)]
@@ -106,52 +106,54 @@ class Probe:
         noise = distances(torch.cat(nudged), right).median()
         rounding = eps / 2 * distances(right, torch.zeros(())).median()
         self.tolerance = MARGIN[eps < 1e-4] * torch.maximum(noise, rounding).item()
+        self.finite = not right.isnan().any()
 
     def distances(self, row: int, position: int, log_probs: torch.Tensor) -> torch.Tensor:
         """How far the (n, vocabulary) ``log_probs`` of ``row`` from ``position`` on are from right, (n,)."""
-        return distances(log_probs, self.log_probs[row][position : position + len(log_probs)])
+        at = position - (len(self.rows[row]) - len(self.log_probs[row]))
+        return distances(log_probs, self.log_probs[row][at : at + len(log_probs)])
 
     def agrees(self, found: torch.Tensor) -> bool:
-        """Whether all distances are within the tolerance (or what they are measured from is not finite)."""
-        return bool((found <= self.tolerance).all()) or bool(torch.cat(self.log_probs).isnan().any())
+        """Whether all distances are within the tolerance. NaN weights pass: they are named elsewhere."""
+        return bool((found <= self.tolerance).all()) or not self.finite
 
 
-def probe(model, longest: float = 0) -> Probe | None:
-    """The model's probe for rows of up to ``longest`` tokens, made once per model and window.
+def binding_window(model, longest: float) -> int:
+    """The longest window that rows of ``longest`` tokens exceed; 0 if there is none."""
+    known = _VERDICTS.setdefault(model, {})
+    if "windows" not in known:
+        known["windows"] = windows(model.config)
+    return max((w for w in known["windows"] if w < max(longest, SHORTEST)), default=0)
 
-    None where a window that such rows exceed is too long to try.
-    """
-    if model not in _PROBES:
-        _PROBES[model] = windows(model.config), {}
-    lengths, probes = _PROBES[model]
-    window = max((w for w in lengths if w < max(longest, SHORTEST)), default=0)
-    if window > PROBED:
-        return None
-    if window not in probes:
+
+def judged(model, what: str, window: int, judge: Callable[[Probe], Any]) -> Any:
+    """What ``judge(probe)`` says of the model as it is, asked once per model, attention and window."""
+    known = _VERDICTS.setdefault(model, {})
+    key = what, window, model.config._attn_implementation
+    if key not in known:
         with torch.no_grad(), evaluating(model), torch.autocast(model.device.type, enabled=False):
-            probes[window] = Probe(model, window)
-    return probes[window]
+            known[key] = judge(Probe(model, window))
+    return known[key]
 
 
 def check_causal(model) -> None:
     """ValueError where a token's distribution depends on what comes after it, as an encoder's does."""
-    judge = probe(model)
-    if "causal" not in judge.verdicts:
-        with torch.no_grad(), evaluating(model), torch.autocast(model.device.type, enabled=False):
-            first = full_log_probs(model, judge.rows[0][:-4])
-        # the median: where experts nearly tie, rounding may move one position far
-        judge.verdicts["causal"] = judge.agrees(judge.distances(0, 0, first).median())
-    if not judge.verdicts["causal"]:
+
+    def causal(probe: Probe) -> bool:
+        found = probe.distances(0, 0, full_log_probs(model, probe.rows[0][:-4]))
+        return probe.agrees(found.median())  # where experts nearly tie, rounding may move one position far
+
+    if not judged(model, "causal", 0, causal):
         raise ValueError(
-            f"model: got {type(model).__name__}, in which later tokens change the distribution of earlier ones "
-            "(an encoder?); expected a causal language model"
+            f"model: got {type(model).__name__}, in which later tokens change the distribution of earlier "
+            "ones (an encoder?); expected a causal language model"
         )
 
 
 def full_log_probs(model, row: list[int]) -> torch.Tensor:
-    """log p (length, vocabulary), float32, of every next token: one plain forward pass of one row."""
+    """log p (KEPT, vocabulary), float32, at a row's last positions, by one plain forward pass of this row."""
     ids = torch.tensor([row], device=model.device)
-    return model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(dim=-1)
+    return model(input_ids=ids, use_cache=False).logits[0, -KEPT:].float().log_softmax(dim=-1)
 
 
 @cache
