@@ -1,0 +1,116 @@
+"""How much memory a run needs on the trainer's device, from sizes alone; and which settings fit which card."""
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rlkit.jobs.config import Config
+from rlkit.log_probs import CHUNK_ELEMENTS
+from rlkit.samplers.vllm.find import ONE_GPU_SHARE, place
+from rlkit.support.adapters import adapter_of, add_lora
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+VLLM_CPU_BYTES = 4e9  # vLLM's processes (measured: 2.9 GB) and its cache (1 GiB) on a CPU
+
+
+def model_shape(location: str) -> dict:
+    """Parameters and sizes of a model from its config alone; no weights are read or allocated."""
+    return shape_of(_without_weights(AutoConfig.from_pretrained(location)))
+
+
+def shape_with_lora(model, config) -> dict:
+    """The same with the config's LoRA in it; model: a folder, a hub id, or a model, which stays as it is."""
+    given = not isinstance(model, str)
+    if given and adapter_of(model) is not None:
+        raise ValueError(f"got {config.lora_rank}, but the model has an adapter already; expected 0")
+    plain = _without_weights(model.config if given else AutoConfig.from_pretrained(model))
+    add_lora(plain, config.lora_rank, config.lora_alpha, config.lora_target_modules)
+    return shape_of(plain)
+
+
+def _without_weights(config):
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def shape_of(model) -> dict:
+    """parameters (without a LoRA's), trained and adapted ones, vocabulary, layers, hidden, feed_forward,
+    kv_width (keys and values), qk_norm (queries and keys normalised by themselves), positions."""
+    config = model.config.get_text_config()
+
+    def first(*names, default) -> int:
+        return next((v for name in names if (v := getattr(config, name, None))), default)
+
+    heads, hidden = config.num_attention_heads, config.hidden_size
+    width = first("head_dim", default=hidden // heads)
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    lora = adapter_of(model) is not None
+    shape = {"parameters": sum(n for name, n in sizes.items() if ".lora_" not in name)}
+    shape["trained"] = sum(n for name, n in sizes.items() if not lora or ".lora_" in name)
+    shape["adapted"] = sum(n for name, n in sizes.items() if name.endswith(".base_layer.weight"))
+    shape |= {"vocabulary": config.vocab_size}
+    shape |= {"layers": config.num_hidden_layers, "hidden": hidden}
+    shape["feed_forward"] = first("intermediate_size", "n_inner", default=4 * hidden)
+    shape["kv_width"] = 2 * first("num_key_value_heads", default=heads) * width
+    shape["qk_norm"] = any("q_norm" in name for name in sizes)
+    return shape | {"positions": first("max_position_embeddings", default=10**9)}
+
+
+def memory_estimate(
+    config, shape: dict, lengths: dict, device, vllm=None, own_sampler: bool = True, attention: str = "sdpa"
+) -> dict:
+    """Bytes on the trainer's device, by part.
+
+    weights: one number per parameter; autocast adds a copy in its type, a LoRA its own, in float32.
+    gradients, optimizer: 1 and 2 numbers per trained parameter in its type (AdamW's moments).
+    activations: what a backward pass of one microbatch keeps. Per token and layer 9 hidden + keys and values
+        + 4 feed-forward numbers, and 2 hidden + keys and values more where queries and keys are normalised;
+        in float32 4 bytes each, in bfloat16 2 (norms are computed in float32: 2.5), under autocast, or with a
+        float32 LoRA in a bfloat16 model, 3. Prompts that rows share count once, but each row then holds keys
+        and values of its own. With gradient_checkpointing: each layer's input, and all of one layer.
+    logits: one chunk of positions in float32, with its gradient and softmax.
+    update: what AdamW computes between its moments and the weights, on a GPU for all parameters at once.
+    cache: keys and values of the rollout batch, while sampling in process (up to 512 rows at once).
+    merged: the adapted layers once more, W + B A, while a LoRA's model samples or is handed to vLLM.
+    vllm: the server's share of the policy's GPU while it samples (it sleeps while the policy trains).
+    server: its processes, cache and weights and the file they come by, where both live on the CPU.
+    The last two ask which vLLM there is: ``vllm``, a `VLLMInstall` or None.
+    """
+    c, size, lora = config, BYTES[config.dtype], shape["trained"] < shape["parameters"]
+    compute = BYTES[c.autocast_dtype] if c.autocast else size
+    rows = c.train_batch_size // c.gradient_accumulation_steps
+    total = lengths["longest"] + c.max_tokens
+    on_policy = c.train_batch_size == c.rollout_batch_size
+    prompts = min(rows, -(-rows // c.group_size) if on_policy else c.n_prompts)
+    shared = not c.gradient_checkpointing and attention in ("sdpa", "eager")
+    tokens = rows * c.max_tokens + prompts * lengths["longest"] if shared else rows * total
+    n, layers, hidden, kv = (shape[name] for name in ("parameters", "layers", "hidden", "kv_width"))
+    numbers = 9 * hidden + kv + 4 * shape["feed_forward"] + shape["qk_norm"] * (2 * hidden + kv)
+    each = 4 if compute == 4 else 3 if c.autocast or lora else 2.5
+    kept = layers * (tokens * numbers * each + shared * rows * total * 1.5 * kv * compute)
+    if c.gradient_checkpointing:
+        kept = tokens * (layers * hidden * (4 if c.autocast else size) + numbers * each)
+    per_trained = 4 if lora else size
+    trained, vocabulary = shape["trained"] * per_trained, shape["vocabulary"]
+    memory = {"weights": n * (size + (compute if c.autocast else 0)) + (trained if lora else 0)}
+    memory |= {"gradients": trained, "optimizer": 2 * trained, "activations": int(kept)}
+    some = min(rows * c.max_tokens * vocabulary, max(CHUNK_ELEMENTS, vocabulary))
+    memory |= {"logits": 3 * 4 * some, "update": trained if device.type == "cuda" else 0, "cache": 0}
+    if lora and (c.dtype == "float32" or c.sampler == "vllm"):
+        memory["merged"] = shape["adapted"] * size
+    if c.sampler == "transformers" and own_sampler:
+        own = min(512, c.rollout_batch_size) * c.max_tokens
+        read = min(512, c.n_prompts) * lengths["longest"]
+        memory["cache"] = int(1.5 * (own + read) * layers * kv * size)
+    elif vllm is not None and vllm.on_cpu and device.type == "cpu":
+        files = 2 * size  # two while one is replaced
+        memory["server"] = int(VLLM_CPU_BYTES + n * (compute + files))
+    elif vllm is not None and not vllm.on_cpu and place(device)[1]:
+        memory["vllm"] = int(ONE_GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    return memory
+
+
+def memory_peak(memory: dict) -> int:
+    """Training and sampling take turns: the larger of the two, on top of what stays."""
+    training = memory["gradients"] + max(memory["activations"] + memory["logits"], memory["update"])
+    stays = memory["weights"] + memory["optimizer"] + memory.get("server", 0)
+    return stays + max(training, memory["cache"] + memory.get("vllm", 0) + memory.get("merged", 0))
