@@ -22,14 +22,15 @@ def shape_with_lora(model, config) -> dict:
     given = not isinstance(model, str)
     if given and adapter_of(model) is not None:
         raise ValueError(f"got {config.lora_rank}, but the model has an adapter already; expected 0")
-    plain = _without_weights(model.config if given else AutoConfig.from_pretrained(model))
-    add_lora(plain, config.lora_rank, config.lora_alpha, config.lora_target_modules)
-    return shape_of(plain)
+    return shape_of(_without_weights(model.config if given else AutoConfig.from_pretrained(model), config))
 
 
-def _without_weights(config):
+def _without_weights(model_config, config=None):
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(model_config)
+    if config is not None and config.lora_rank:
+        add_lora(model, config.lora_rank, config.lora_alpha, config.lora_target_modules)
+    return model
 
 
 def shape_of(model) -> dict:
@@ -114,3 +115,46 @@ def memory_peak(memory: dict) -> int:
     training = memory["gradients"] + max(memory["activations"] + memory["logits"], memory["update"])
     stays = memory["weights"] + memory["optimizer"] + memory.get("server", 0)
     return stays + max(training, memory["cache"] + memory.get("vllm", 0) + memory.get("merged", 0))
+
+
+# ---- which settings fit which card: README's table
+
+CARDS = (8, 16, 24, 40, 80)  # GB
+CUDA_BYTES = 1e9  # what CUDA and its libraries take before any tensor
+_SIZES = {
+    "OLMo-2-1B": ("olmo2", dict(hidden_size=2048, num_hidden_layers=16, num_attention_heads=16))
+    + (dict(num_key_value_heads=16, intermediate_size=8192, vocab_size=100352, tie_word_embeddings=False),),
+    "Qwen2.5-0.5B": ("qwen2", dict(hidden_size=896, num_hidden_layers=24, num_attention_heads=14))
+    + (dict(num_key_value_heads=2, intermediate_size=4864, vocab_size=151936, tie_word_embeddings=True),),
+}
+_PLAIN, _SAVING = {"dtype": "bfloat16", "autocast": False}, {"gradient_checkpointing": True}
+_SETTINGS = [{}, _SAVING, _PLAIN, _PLAIN | _SAVING]
+_SETTINGS += [{"lora_rank": 16} | more for more in ({}, _SAVING, _PLAIN, _PLAIN | _SAVING)]
+
+
+def memory_table() -> list[str]:
+    """README's lines: for settings of the preset olmo, what training needs and the smallest card that has it.
+
+    The card also holds vLLM, which takes turns with the training and needs its share to hold the weights.
+    """
+    lines = ["| `preset olmo` with | " + " | ".join(f"{name} | card" for name in _SIZES) + " |"]
+    lines += ["|---|" + "---|" * 2 * len(_SIZES)]
+    for changes in _SETTINGS:
+        config, cells = Config.preset("olmo", **changes).resolved(), []
+        for kind, *sizes in _SIZES.values():
+            plain = AutoConfig.for_model(kind, **sizes[0], **sizes[1], pad_token_id=0, bos_token_id=0)
+            shape = shape_of(_without_weights(plain, config))
+            rest = ({"longest": 300}, torch.device("cuda"))  # about r1_zero's longest prompt on GSM8K
+            memory = memory_estimate(config, shape, *rest, attention="flash_attention_2")
+            card = next((f"{card} GB" for card in CARDS if fits(memory, config, shape, card * 1e9)), "none")
+            cells += [f"{memory_peak(memory) / 1e9:.1f} GB", card]
+        text = " ".join(f"{name}={value}" for name, value in changes.items())
+        lines.append(f"| {f'`{text}`' if text else '(nothing)'} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def fits(memory: dict, config, shape: dict, card: float) -> bool:
+    """Whether training and a vLLM server find room on one card of so many bytes, in turns."""
+    share = ONE_GPU_SHARE * card
+    served = 1.2 * shape["parameters"] * (BYTES[config.autocast_dtype if config.autocast else config.dtype])
+    return share >= served and memory_peak(memory | {"vllm": share}) + CUDA_BYTES <= card
