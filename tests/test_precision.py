@@ -4,11 +4,12 @@ import warnings
 
 import pytest
 import torch
-from tiny_model import MAKERS
+from tiny_model import MAKERS, save_tiny_model, share_of_lower_case
 
-from rlkit import ALGORITHMS
+from rlkit import ALGORITHMS, Config, train
 from rlkit.batch import RolloutBatch
 from rlkit.grpo import optimizer_step, train_step
+from rlkit.jobs.watch import MOVED_STEPS, Watch
 from rlkit.samplers.shared_scoring import can_share_prefix
 from rlkit.support.adapters import add_lora
 from rlkit.support.recompute import recomputed_layers
@@ -61,7 +62,7 @@ def test_layers_recomputed_keep_less_and_give_the_same_gradient(architecture, lo
     if lora:
         add_lora(model, 2)
         for name, p in model.named_parameters():
-            p.data += 0.1 * (".lora_B." in name)
+            p.data += 0.1 * torch.randn_like(p) * (".lora_B." in name)
     assert can_share_prefix(model)
     shared, _, _ = step(model, batch)
     monkeypatch.setattr("rlkit.samplers.shared_scoring.can_share_prefix", lambda *_: False)
@@ -148,3 +149,36 @@ def test_a_scaler_that_is_off_changes_no_bit():
         p.grad = torch.full_like(p, torch.nan)
     with pytest.warns(UserWarning, match="this optimizer step is skipped"):
         optimizer_step(model, optimizer, 1.0, torch.amp.GradScaler("cpu", enabled=False))
+
+
+# ---- weights that do not move
+
+
+def test_the_watch_counts_changed_weights_after_four_steps_that_teach():
+    row = {"rows_used": 1, "groups_identical": 0, "lr": 1e-5}
+    for changed, warns in ((9, True), (10, False)):
+        said, weights = [], [torch.ones(60), torch.ones(4, 10, dtype=torch.bfloat16)]
+        watch = Watch(said.append, weights)
+        weights[0][:4] += 2**-23  # the last bit
+        weights[1].view(-1)[: changed - 4] *= 2
+        for step, used in enumerate([1, 0, 1, 0, 1]):
+            watch(step, row | {"rows_used": used}, 9)
+        assert said == []
+        for step in range(5, 12):
+            watch(step, row, 9)
+        assert said == warns * [
+            "warning: step 5: only 9.0% of the trained weights have changed in 4 steps at lr 1e-05: bfloat16 "
+            "and float32 rounds the other updates away; expected dtype=float32 with autocast=True, or a larger lr"
+        ]
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+@pytest.mark.parametrize("change", [dict(dtype="bfloat16"), dict(autocast=True)], ids=["bfloat16", "masters"])
+def test_a_run_in_plain_bfloat16_is_warned_and_one_with_masters_or_a_lora_is_not(tmp_path, capsys, change, lora):
+    small = dict(n_train=16, n_val=0, n_steps=MOVED_STEPS, max_tokens=8, lr=1e-5, device="cpu")
+    small |= dict(rollout_batch_size=16, group_size=4, prompt="question_only", lora_rank=lora)
+    base = str(save_tiny_model(tmp_path / "base"))
+    config = Config(model=base, run_dir=str(tmp_path / "run"), **small | change)
+    train(config, reward_fn=share_of_lower_case)
+    warned = "weights have changed in 4 steps at lr 1e-05: bfloat16 rounds" in capsys.readouterr().out
+    assert warned == (change == dict(dtype="bfloat16") and not lora)
