@@ -30,7 +30,7 @@ OLMO = {
     "adapted": 0,
     "qk_norm": True,
 }
-BF16 = dict(dtype="bfloat16", autocast=False)  # as in the handout
+BF16 = dict(dtype="bfloat16")  # as in the handout
 
 LENGTHS = {"longest": 300, "mean": 150.0}
 

@@ -56,7 +56,9 @@ SinkName = Literal["none", "wandb", "tensorboard", "trackio"]
 class _Presets(Checked):
     def preset(cls, name: str, /, **overrides) -> "Config":
         """``Config.preset("olmo", lr=3e-6)``: the preset's values with some of them replaced."""
-        values = PRESETS.get(name, {}) if isinstance(name, str) else {}
+        values = dict(PRESETS.get(name, {})) if isinstance(name, str) else {}
+        if "dtype" in overrides:  # the preset's autocast belongs to its own type of weights
+            values.pop("autocast", None)
         return cls(**{"preset": name, **values, **overrides})
 
 

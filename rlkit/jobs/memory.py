@@ -127,7 +127,7 @@ _SIZES = {
     "Qwen2.5-0.5B": ("qwen2", dict(hidden_size=896, num_hidden_layers=24, num_attention_heads=14))
     + (dict(num_key_value_heads=2, intermediate_size=4864, vocab_size=151936, tie_word_embeddings=True),),
 }
-_PLAIN, _SAVING = {"dtype": "bfloat16", "autocast": False}, {"gradient_checkpointing": True}
+_PLAIN, _SAVING = {"dtype": "bfloat16"}, {"gradient_checkpointing": True}
 _SETTINGS = [{}, _SAVING, _PLAIN, _PLAIN | _SAVING]
 _SETTINGS += [{"lora_rank": 16} | more for more in ({}, _SAVING, _PLAIN, _PLAIN | _SAVING)]
 
