@@ -69,7 +69,7 @@ def gradients_of_step(model, batch, **values):
     "architecture, ours, theirs",
     [
         ("olmo2", {}, dict(lora_alpha=8, target_modules="all-linear")),
-        ("qwen2", dict(alpha=3.0, target_modules="q_proj, up_proj"), dict(lora_alpha=3.0))
+        ("qwen2", dict(alpha=3.0, target_modules="q_proj, up_proj"), dict(lora_alpha=3.0)),
     ],
 )
 def test_gradients_are_those_of_peft_and_torch(tmp_path, architecture, ours, theirs):
@@ -80,7 +80,9 @@ def test_gradients_are_those_of_peft_and_torch(tmp_path, architecture, ours, the
     log_p = peft(input_ids=batch.input_ids).logits.log_softmax(-1)
     log_p = log_p.gather(2, batch.labels[..., None]).squeeze(2) * batch.response_mask
     (-batch.advantages * log_p.sum(1) / batch.response_mask.sum(1)).mean().backward()
-    wanted = {n.removeprefix("base_model.model."): p.grad for n, p in peft.named_parameters() if p.requires_grad}
+    wanted = {
+        n.removeprefix("base_model.model."): p.grad for n, p in peft.named_parameters() if p.requires_grad
+    }
     assert found.keys() == wanted.keys() and len(found) == (28 if architecture == "olmo2" else 8)
     for name, gradient in wanted.items():
         assert gradient.norm() > 0 and (found[name] - gradient).norm() < 1e-6 * gradient.norm(), name

@@ -1,4 +1,4 @@
-"""The memory estimate against what a train step really takes (resident memory, on the CPU), and README's table."""
+"""The memory estimate against what a train step really takes on the CPU, and README's table."""
 
 import json
 import os

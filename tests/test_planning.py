@@ -51,9 +51,7 @@ def test_olmos_memory_by_hand():
     assert memory["activations"] == shared
     plain = memory_estimate(config, OLMO, LENGTHS, torch.device("cpu"), attention="flash_attention_2")
     assert plain["activations"] == 8 * 812 * 16 * (15 * 2048 + 4 * 8192) * 2.5
-    again = memory_estimate(
-        replace(config, gradient_checkpointing=True), OLMO, LENGTHS, torch.device("cpu")
-    )
+    again = memory_estimate(replace(config, gradient_checkpointing=True), OLMO, LENGTHS, torch.device("cpu"))
     assert again["activations"] == 8 * 812 * (16 * 2048 * 2 + (15 * 2048 + 4 * 8192) * 2.5)
     assert memory["logits"] == 3 * 2**26  # not 6496 x 100352 x 4 bytes
     # keys and values of 16 layers, 2 x 2048 wide: 256 rows x 512 new tokens and 32 prompts x 300, half as
@@ -62,9 +60,7 @@ def test_olmos_memory_by_hand():
     assert memory_peak(memory) == memory["weights"] + memory["optimizer"] + max(
         memory["gradients"] + memory["activations"] + memory["logits"], memory["cache"]
     )
-    master = memory_estimate(
-        Config.preset("olmo").resolved(), OLMO, LENGTHS, torch.device("cpu")
-    )
+    master = memory_estimate(Config.preset("olmo").resolved(), OLMO, LENGTHS, torch.device("cpu"))
     assert master["weights"] == 6 * OLMO["parameters"] and master["optimizer"] == 8 * OLMO["parameters"]
     assert master["cache"] == 0  # vLLM has its own
 
@@ -193,7 +189,10 @@ def test_everything_that_is_wrong_is_listed(base, monkeypatch):
     assert not found["ok"] and len(found["errors"]) == 4
     assert "no vLLM found" in text and "the model holds 1024" in text and "device: got 'cuda:9'" in text
     assert "memory: needs about" in text
-    assert "try gradient_accumulation_steps=128, gradient_checkpointing=True, lora_rank=16, dtype=bfloat16" in text
+    assert (
+        "try gradient_accumulation_steps=128, gradient_checkpointing=True, lora_rank=16, dtype=bfloat16"
+        in text
+    )
     assert found["text"].endswith("4 problem(s), see above")
 
 

@@ -168,13 +168,15 @@ def test_the_watch_counts_changed_weights_after_four_steps_that_teach():
             watch(step, row, 9)
         assert said == warns * [
             "warning: step 5: only 9.0% of the trained weights have changed in 4 steps at lr 1e-05: bfloat16 "
-            "and float32 rounds the other updates away; expected dtype=float32 with autocast=True, or a larger lr"
+            "and float32 rounds the other updates away; try dtype=float32 with autocast=True, or a larger lr"
         ]
 
 
 @pytest.mark.parametrize("lora", [0, 4])
 @pytest.mark.parametrize("change", [dict(dtype="bfloat16"), dict(autocast=True)], ids=["bfloat16", "masters"])
-def test_a_run_in_plain_bfloat16_is_warned_and_one_with_masters_or_a_lora_is_not(tmp_path, capsys, change, lora):
+def test_a_run_in_plain_bfloat16_is_warned_and_one_with_masters_or_a_lora_is_not(
+    tmp_path, capsys, change, lora
+):
     small = dict(n_train=16, n_val=0, n_steps=MOVED_STEPS, max_tokens=8, lr=1e-5, device="cpu")
     small |= dict(rollout_batch_size=16, group_size=4, prompt="question_only", lora_rank=lora)
     base = str(save_tiny_model(tmp_path / "base"))

@@ -1,4 +1,4 @@
-"""How much memory a run needs on the trainer's device, from sizes alone; and which settings fit which card."""
+"""How much memory a run needs on the trainer's device, from sizes alone; which settings fit which card."""
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -140,7 +140,7 @@ def memory_table() -> list[str]:
     lines = ["| `preset olmo` with | " + " | ".join(f"{name} | card" for name in _SIZES) + " |"]
     lines += ["|---|" + "---|" * 2 * len(_SIZES)]
     for changes in _SETTINGS:
-        config, cells = Config.preset("olmo", **changes).resolved(), []
+        config, cells = Config.from_parameters({"preset": "olmo", **changes}).resolved(), []
         for kind, *sizes in _SIZES.values():
             plain = AutoConfig.for_model(kind, **sizes[0], **sizes[1], pad_token_id=0, bos_token_id=0)
             shape = shape_of(_without_weights(plain, config))

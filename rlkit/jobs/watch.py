@@ -47,11 +47,11 @@ class Watch:
         if self.weights and self.taught == MOVED_STEPS:
             share = share_changed(self.start, sample_of(self.weights))
             if share < MOVED_SHARE:
-                kinds = {str(p.dtype).removeprefix("torch.") for p in self.weights}
+                kinds = sorted({str(p.dtype).removeprefix("torch.") for p in self.weights})
                 self.say(
                     f"warning: step {step}: only {share:.1%} of the trained weights have changed in "
-                    f"{MOVED_STEPS} steps at lr {row['lr']:g}: {' and '.join(sorted(kinds))} rounds the other "
-                    "updates away; expected dtype=float32 with autocast=True, or a larger lr"
+                    f"{MOVED_STEPS} steps at lr {row['lr']:g}: {' and '.join(kinds)} rounds the other "
+                    "updates away; try dtype=float32 with autocast=True, or a larger lr"
                 )
             self.weights = []
         gap = row.get("logprob_gap_mean", 0.0)
@@ -65,7 +65,7 @@ class Watch:
 
 
 def sample_of(parameters) -> torch.Tensor:
-    """Up to SAMPLED numbers of each tensor, evenly spread, copied to the CPU in float32 (exact from below)."""
+    """Up to SAMPLED numbers of each tensor, evenly spread, copied to the CPU in float32 (which is exact)."""
     local = [(p.to_local() if hasattr(p, "to_local") else p).detach().flatten() for p in parameters]
     picked = [p[:: 1 + len(p) // SAMPLED].float().cpu() for p in local]
     return torch.cat([torch.zeros(0), *picked])
