@@ -120,7 +120,7 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
             at_the_end.callback(sampler.close)
         sink = open_sink(config.sink if ranks.first else "none", folder.path, Run(folder.path).config)
         at_the_end.callback(sink.close)
-        watch = Watch()
+        watch = Watch(weights=trained if done < 1 and config.lr else ())
         bar = None if ranks.first else True
         steps = progress(range(done + 1, config.n_steps + 1), desc="train", disable=bar)
         asking = dict(temperature=config.temperature, max_tokens=config.max_tokens)

@@ -117,7 +117,7 @@ class RunWriter:
         return step
 
     def finish(self, step: int, model, tokenizer) -> None:
-        """The final weights into model/ (a LoRA into adapter/), then the note that the run is finished."""
+        """The final weights into model/, a LoRA into adapter/, then the note that the run is finished."""
         from rlkit.support.adapters import adapter_of, merged
         from rlkit.support.models import save_model
 

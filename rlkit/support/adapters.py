@@ -5,6 +5,7 @@ B starts at zero, so that the first step begins at the base model. Source: Hu et
 """
 
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -23,9 +24,9 @@ def add_lora(model, rank: int, alpha: float | None = None, target_modules: str =
         raise ValueError(f"lora_rank: got {rank}, but the model has an adapter already; expected 0")
     names = [name.strip() for name in target_modules.split(",")]
     targets = target_modules if target_modules == "all-linear" else names
-    alpha = 2 * rank if alpha is None else alpha
+    scale: Any = 2 * rank if alpha is None else alpha  # peft writes int and takes float
     try:
-        model.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM"))
+        model.add_adapter(LoraConfig(r=rank, lora_alpha=scale, target_modules=targets, task_type="CAUSAL_LM"))
     except ValueError as error:
         expected = "expected all-linear, or names of the model's linear layers such as q_proj,v_proj"
         got = f"lora_target_modules: got {shown(target_modules)}, {expected}"
@@ -70,7 +71,7 @@ def check_adapter(model) -> None:
             or getattr(lora, "trainable_token_indices", None)
             or getattr(lora, "bias", "none") != "none"
         ),
-        "an adapter that is frozen, expected one to train (is_trainable=True in from_pretrained)": not trained,
+        "an adapter that is frozen, expected one in training (is_trainable=True)": not trained,
         f"{next((n for n in trained if '.lora_' not in n), '')} to train beside its adapter, expected the "
         "adapter alone": any(".lora_" not in n for n in trained),
         "an adapter on an output head that is tied to the embedding, expected none there": tied
@@ -95,10 +96,11 @@ def merged(model):
     if not adapted:
         yield
         return
-    kept = {name: layer.get_base_layer().weight.data for name, layer in adapted.items()}
+    layers: list[tuple[str, Any]] = list(adapted.items())
+    kept = {name: layer.get_base_layer().weight.data for name, layer in layers}
     try:
         with torch.inference_mode(False), torch.no_grad():
-            for name, layer in adapted.items():
+            for name, layer in layers:
                 layer.get_base_layer().weight.data = kept[name].clone()
                 layer.merge()
                 model.set_submodule(name, layer.get_base_layer())
@@ -106,7 +108,7 @@ def merged(model):
         yield
     finally:
         model._hf_peft_config_loaded = True
-        for name, layer in adapted.items():
+        for name, layer in layers:
             layer.get_base_layer().weight.data = kept[name]
             layer.merged_adapters.clear()
             model.set_submodule(name, layer)
