@@ -53,7 +53,7 @@ def shard(model, size: int, device: str | None = None):
 
 @torch.no_grad()
 def gather_into(whole, model) -> None:
-    """Copy a sharded model's trained weights into ``whole``, one tensor at a time; None on the other ranks."""
+    """Copy a sharded model's trained weights into ``whole`` (None on the other ranks), tensor by tensor."""
     targets = {} if whole is None else dict(whole.named_parameters())
     for name, parameter in trained_parameters(model):
         full = parameter.full_tensor()  # all ranks take part
