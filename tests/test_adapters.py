@@ -139,6 +139,20 @@ def test_the_sampler_draws_from_the_policy_that_is_trained(base, dtype):
         assert (exact - torch.tensor(c.log_probs)).abs().max() < (1e-4 if dtype == "float32" else 0.15)
 
 
+def test_the_sampler_takes_a_peft_model_trained_or_frozen(base):
+    """The same responses as from the model inside; a trained prompt, which lies nowhere in it, is refused."""
+    given, params = with_peft(base, r=4, target_modules="all-linear"), SamplingParams(max_tokens=9, seed=2)
+    [[wanted]] = TransformersSampler(with_lora(base, alpha=8.0), byte_tokenizer()).generate(["ab"], params)
+    [[plain]] = TransformersSampler(load_model(base)[0], byte_tokenizer()).generate(["ab"], params)
+    [[found]] = TransformersSampler(given.requires_grad_(False), byte_tokenizer()).generate(["ab"], params)
+    assert found.token_ids == wanted.token_ids and found.log_probs != plain.log_probs
+    tuned = get_peft_model(
+        load_model(base)[0], PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
+    )
+    with pytest.raises(ValueError, match="^model: has an adapter of kind PROMPT_TUNING"):
+        TransformersSampler(tuned, byte_tokenizer())
+
+
 def test_a_server_gets_merged_weights_under_the_base_models_names(base, tmp_path, monkeypatch):
     seen = []
 

@@ -39,7 +39,8 @@ def _without_weights(model_config, config=None):
 
 def shape_of(model) -> dict:
     """parameters (without a LoRA's), trained and adapted ones, vocabulary, layers, hidden, feed_forward,
-    kv_width (keys and values; 0 without attention heads), qk_norm (queries and keys normalised by themselves), positions."""
+    kv_width (keys and values; 0 without attention heads), qk_norm (queries and keys normalised by
+    themselves), positions."""
     config = model.config.get_text_config()
 
     def first(*names, default) -> int:

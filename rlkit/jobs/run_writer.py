@@ -55,7 +55,7 @@ class RunWriter:
         self._files[name].write(as_jsonl(rows))
         self._files[name].flush()
 
-    def save_checkpoint(self, step: int, model, optimizer, scaler) -> None:
+    def save_checkpoint(self, step: int, model, optimizer, scaler=None) -> None:
         """checkpoints/step-*/state.pt, whole or not at all; the two latest are kept."""
         import torch
 
@@ -74,7 +74,7 @@ class RunWriter:
             fresh_folder(partial)
             state = {"step": step, "model": trained_state(model), "optimizer": optimizer.state_dict()}
             with open(partial / "state.pt", "wb") as file:
-                torch.save(state | {"scaler": scaler.state_dict()}, file)
+                torch.save(state | ({"scaler": scaler.state_dict()} if scaler else {}), file)
                 file.flush()
                 os.fsync(file.fileno())
         if self.ranks.first:
@@ -85,7 +85,7 @@ class RunWriter:
         for folder in checkpoints(self.path)[:-keep]:
             shutil.rmtree(folder)
 
-    def restore(self, model, optimizer, scaler) -> int:
+    def restore(self, model, optimizer, scaler=None) -> int:
         """Load the last checkpoint and cut the logs back to it. Returns its step, or -1 if there is none."""
         import torch
 
@@ -108,7 +108,8 @@ class RunWriter:
                 continue
             load_trained_state(model, state["model"])
             optimizer.load_state_dict(state["optimizer"])
-            scaler.load_state_dict(state.get("scaler", {}))
+            if scaler:
+                scaler.load_state_dict(state.get("scaler", {}))
             step = state["step"]
             break
         for name in ("metrics.jsonl", "rollouts.jsonl") if self.ranks.first else ():

@@ -43,10 +43,22 @@ def unwrapped(model):
     ValueError for an adapter that is not one plain LoRA in training.
     """
     check_adapter(model)
-    if adapter_of(model) is not None and hasattr(model, "get_base_model"):
-        model = model.get_base_model()
+    model = inner(model)
+    if adapter_of(model) is not None:
         model._hf_peft_config_loaded = True  # as add_adapter sets it: save_pretrained then writes the adapter
     return model
+
+
+def inner(model):
+    """The same for any adapter that lies in the layers, frozen or not; ValueError for prompt tuning."""
+    if adapter_of(model) is None or not hasattr(model, "get_base_model"):
+        return model
+    if model.active_peft_config.is_prompt_learning:
+        kind = model.active_peft_config.peft_type.value
+        raise ValueError(
+            f"model: has an adapter of kind {kind}, expected one inside the layers, such as LORA"
+        )
+    return model.get_base_model()
 
 
 def adapter_of(model) -> str | None:
@@ -97,6 +109,7 @@ def merged(model):
         yield
         return
     layers: list[tuple[str, Any]] = list(adapted.items())
+    saves_adapter = model._hf_peft_config_loaded
     kept = {name: layer.get_base_layer().weight.data for name, layer in layers}
     try:
         with torch.inference_mode(False), torch.no_grad():
@@ -104,10 +117,10 @@ def merged(model):
                 layer.get_base_layer().weight.data = kept[name].clone()
                 layer.merge()
                 model.set_submodule(name, layer.get_base_layer())
-        model._hf_peft_config_loaded = False
+        model._hf_peft_config_loaded = False  # save_pretrained writes the whole model
         yield
     finally:
-        model._hf_peft_config_loaded = True
+        model._hf_peft_config_loaded = saves_adapter
         for name, layer in layers:
             layer.get_base_layer().weight.data = kept[name]
             layer.merged_adapters.clear()
@@ -117,7 +130,8 @@ def merged(model):
 def for_sampling(model):
     """``merged`` where W is float32, as fast as the base model. In bfloat16 the adapter stays active: most of
     a small B A would be rounded away in the sum, and the policy sampled would not be the one trained."""
-    return merged(model) if model.dtype == torch.float32 else nullcontext()
+    whole = adapter_of(model) is not None and model.dtype == torch.float32
+    return merged(model) if whole else nullcontext()
 
 
 def trained_state(model) -> dict:
