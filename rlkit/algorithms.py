@@ -15,8 +15,11 @@ class Algorithm:
     loss_normalization: a name in ``rlkit.losses.LOSS_NORMALIZATIONS``, or a function like those there,
         a sum over rows: the losses of microbatches are added.
     importance_reweighting_method: a name in ``rlkit.losses.REWEIGHTINGS``, or a function like those there.
-    cliprange: how far an importance ratio may leave 1, for the methods that clip.
+    cliprange: how far an importance ratio may leave 1, or (below, above), for the methods that clip.
     off_policy: True makes the train batch smaller than the rollout batch: several updates use one rollout.
+    mask_truncated: responses that were cut at max_tokens count in their group's mean but are not learned from.
+    resamples: how often groups whose rewards are all equal may be replaced by other prompts'.
+    kl_coef: factor of the penalty ``rlkit.losses.k3``, towards the model before training.
 
     Your own is one row: ``dataclasses.replace(ALGORITHMS["drgrpo"], name="mine", advantage_normalizer=f)``.
     """
@@ -26,8 +29,11 @@ class Algorithm:
     advantage_normalizer: str | Callable = "std"
     loss_normalization: str | Callable = "sequence"
     importance_reweighting_method: str | Callable = "none"
-    cliprange: float | None = None
+    cliprange: float | tuple[float, float] | None = None
     off_policy: bool = False
+    mask_truncated: bool = False
+    resamples: int = 0
+    kl_coef: float = 0.0
     summary: str = ""
 
 
@@ -42,6 +48,7 @@ _ROWS = [  # as the fields above, in their order
     ("offpolicy_clip", "mean", "std", "sequence", "grpo", 0.2, True),
     ("offpolicy_gspo", "mean", "std", "sequence", "gspo", 3e-4, True),
     ("cispo", "mean", "std", "sequence", "cispo", 0.2, True),
+    ("dapo", "mean", "std", "token", "grpo", (0.2, 0.28), True, True, 2),
 ]
 _SUMMARIES = {
     "grpo": "group mean subtracted, divided by the group's deviation, mean over each response",
@@ -54,6 +61,7 @@ _SUMMARIES = {
     "offpolicy_clip": "token-level importance weights, clipped as in PPO",
     "offpolicy_gspo": "one weight per response, the geometric mean of its tokens', clipped",
     "cispo": "the weight is held at 1 + e and carries no gradient; every token keeps its score function",
+    "dapo": "offpolicy_clip with more room above, a mean over tokens, cut responses left out, groups resampled",
 }
 ALGORITHMS = {row[0]: Algorithm(*row, summary=_SUMMARIES[row[0]]) for row in _ROWS}
 

@@ -21,6 +21,7 @@ class RolloutBatch:
     advantages: one per row. A row of advantage 0 teaches nothing and is not passed through the model.
     old_log_probs, sampler_log_probs: of the policy before the first update, by the trainer (0 in rows that
         teach nothing, which it does not score) and by the sampler.
+    ref_log_probs: of the reference policy of a KL penalty.
     tis_weights: detached factors of the loss (truncated importance sampling, trainer / sampler).
     entropies: of the distributions that the tokens were drawn from, by the sampler, in nats.
     """
@@ -31,6 +32,7 @@ class RolloutBatch:
     groups: Int[Tensor, " batch"] | None = None
     advantages: Float[Tensor, " batch"] | None = None
     old_log_probs: PerToken | None = None
+    ref_log_probs: PerToken | None = None
     sampler_log_probs: PerToken | None = None
     tis_weights: PerToken | None = None
     entropies: PerToken | None = None

@@ -17,9 +17,11 @@ from rlkit.losses import (
     check_loss_normalization,
     check_reweighting,
     compute_policy_gradient_loss,
+    k3,
     loss_gspo,
     loss_none,
     sequence_mean,
+    token_mean,
 )
 from rlkit.samplers.shared_scoring import get_shared_prefix_log_probs
 from rlkit.support.arguments import check_count, check_finite, check_number, check_shape, named_function
@@ -38,7 +40,6 @@ def train_step(
     gradient_accumulation_steps=1,
     max_grad_norm=None,
     temperature=1.0,
-    cliprange=None,
     normalization_constant=None,
     autocast_dtype=None,
     scaler=None,
@@ -46,12 +47,13 @@ def train_step(
     """Score, weigh by the advantages, accumulate gradients, take ONE optimizer step.
 
     Args:
-        batch: with advantages, and with old_log_probs if the algorithm reweights by them.
+        batch: with advantages, with old_log_probs if the algorithm reweights by them, and with ref_log_probs
+            if it has a kl_coef.
         gradient_accumulation_steps: microbatches a full batch is cut into (each of ceil(B / steps) rows). It
             changes memory and speed, never the result.
         max_grad_norm: a longer gradient is scaled down to this norm; None leaves it.
         temperature: the sampler's.
-        cliprange: None is the algorithm's. normalization_constant: see ``constant_sum``.
+        normalization_constant: see ``constant_sum``.
         autocast_dtype: such as torch.bfloat16, for mixed precision around the forward pass; None for none.
         scaler: a ``torch.amp.GradScaler``, for torch.float16: the loss is multiplied by its scale, so that
             small gradients are not rounded to zero, and the gradient divided by it before it is clipped. A
@@ -69,7 +71,7 @@ def train_step(
         ``batch.entropies`` is there, else of the rows used), clip_fraction and its two sides (of all the
         batch's response tokens, or sequences for "gspo"), ratio_min and ratio_max (to the old policy,
         on-policy to the sampler), logprob_gap_mean and logprob_gap_max (|model - sampler|), response_length
-        (mean tokens), rows_used (rows passed through the model), lr, and the counts behind them (n_*). Every
+        (mean tokens), rows_used (rows passed through the model), kl (mean of k3), lr, and the counts behind them (n_*). Every
         gradient is None.
 
     Raises ValueError for arguments that do not fit, before the model is touched.
@@ -77,11 +79,11 @@ def train_step(
     Source: the handout's sections 4.2.4, 5.4 and 6.4.
     """
     method = algorithm.importance_reweighting_method
-    cliprange = algorithm.cliprange if cliprange is None else cliprange
-    reweighting = check_step(
-        batch, method, gradient_accumulation_steps, max_grad_norm, temperature, cliprange
-    )
+    cliprange = algorithm.cliprange
+    reweighting = check_step(batch, algorithm, gradient_accumulation_steps, max_grad_norm, temperature)
     normalize = check_loss_normalization(algorithm.loss_normalization, normalization_constant)
+    if normalize is token_mean:  # of the whole batch, whatever its microbatches
+        normalization_constant = max(1, int(batch.response_mask.sum()))
     batch = batch.to(next(model.parameters()).device)
     learn = rows_that_teach(batch, algorithm)
 
@@ -100,6 +102,10 @@ def train_step(
         )
         if part.tis_weights is not None:
             per_token_loss = per_token_loss * part.tis_weights
+        if algorithm.kl_coef:
+            penalty = k3(scored["log_probs"], part.ref_log_probs)
+            per_token_loss = per_token_loss + algorithm.kl_coef * penalty
+            stats = stats | {"kl": penalty.detach()[part.response_mask].mean()}
         loss = aggregate_loss_across_microbatch(
             per_token_loss, part.response_mask, algorithm.loss_normalization, normalization_constant
         )
@@ -121,10 +127,10 @@ def train_step(
 
 
 def rows_that_teach(batch: RolloutBatch, algorithm: Algorithm) -> Rows:
-    """Rows with a response and an advantage other than 0 (any advantage for a reweighting of one's own)."""
+    """Rows with a response and an advantage other than 0 (any for a reweighting of one's own, or with a KL)."""
     method = algorithm.importance_reweighting_method
     own = named_function("importance_reweighting_method", method, REWEIGHTINGS) not in REWEIGHTINGS.values()
-    return batch.response_mask.any(dim=1) & (own | (batch.advantages != 0))
+    return batch.response_mask.any(dim=1) & ((batch.advantages != 0) | own | (algorithm.kl_coef > 0))
 
 
 def score(
@@ -185,7 +191,7 @@ def optimizer_step(model, optimizer, max_grad_norm=None, scaler=None) -> float:
     return norm
 
 
-def check_step(batch, method, gradient_accumulation_steps, max_grad_norm, temperature, cliprange):
+def check_step(batch, algorithm, gradient_accumulation_steps, max_grad_norm, temperature):
     """The reweighting's function; ValueError for what a step cannot work with."""
     check_count("gradient_accumulation_steps", gradient_accumulation_steps)
     if max_grad_norm not in (None, inf):  # inf: measured, not scaled
@@ -193,8 +199,11 @@ def check_step(batch, method, gradient_accumulation_steps, max_grad_norm, temper
     check_number("temperature", temperature, lambda t: t > 0, "the sampler's, a positive number")
     check_shape("advantages", batch.advantages, (len(batch),), "one finite number per response")
     check_finite("advantages: the advantage", batch.advantages)
+    method = algorithm.importance_reweighting_method
     reweighting = named_function("importance_reweighting_method", method, REWEIGHTINGS)
-    check_reweighting(reweighting, batch.old_log_probs, cliprange)
+    check_reweighting(reweighting, batch.old_log_probs, algorithm.cliprange)
+    if algorithm.kl_coef and batch.ref_log_probs is None:
+        raise ValueError("ref_log_probs: got None with a kl_coef, expected the reference's log-probabilities")
     return reweighting
 
 

@@ -27,6 +27,12 @@ def sequence_ratio(log_probs: PerToken, old_log_probs: PerToken, mask: Mask) -> 
     return mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
+def bounds(cliprange) -> tuple[float, float]:
+    """(1 - e, 1 + e); of a pair (e_low, e_high) (1 - e_low, 1 + e_high): DAPO's clip-higher (2503.14476)."""
+    low, high = cliprange if isinstance(cliprange, (tuple, list)) else (cliprange, cliprange)
+    return 1 - low, 1 + high
+
+
 # ---- importance reweightings: the loss at every token
 # f(advantages (B, 1), log_probs (B, T), old_log_probs (B, T) | None, mask (B, T), cliprange | None)
 # -> (B, T), or ((B, T), dict of numbers to log)
@@ -42,23 +48,23 @@ def loss_noclip(advantages: PerRow, log_probs: PerToken, old: PerToken, mask, cl
     return -advantages * token_ratio(log_probs, old)
 
 
-def loss_grpo(advantages: PerRow, log_probs: PerToken, old: PerToken, mask, cliprange: float) -> PerToken:
+def loss_grpo(advantages: PerRow, log_probs: PerToken, old: PerToken, mask, cliprange) -> PerToken:
     """-min(A w, A clip(w, 1 - e, 1 + e)): PPO's clip (1707.06347), as in GRPO (2402.03300)."""
     w = token_ratio(log_probs, old)
-    return -torch.minimum(advantages * w, advantages * w.clamp(1 - cliprange, 1 + cliprange))
+    return -torch.minimum(advantages * w, advantages * w.clamp(*bounds(cliprange)))
 
 
-def loss_gspo(advantages: PerRow, log_probs: PerToken, old: PerToken, mask, cliprange: float) -> PerToken:
+def loss_gspo(advantages: PerRow, log_probs: PerToken, old: PerToken, mask, cliprange) -> PerToken:
     """-min(A s, A clip(s, 1 - e, 1 + e)), the same number at every token of a row: GSPO (2507.18071)."""
     s = sequence_ratio(log_probs, old, mask)
-    loss = -torch.minimum(advantages * s, advantages * s.clamp(1 - cliprange, 1 + cliprange))
+    loss = -torch.minimum(advantages * s, advantages * s.clamp(*bounds(cliprange)))
     return loss.expand_as(log_probs)
 
 
-def loss_cispo(advantages: PerRow, log_probs: PerToken, old: PerToken, mask, cliprange: float) -> PerToken:
+def loss_cispo(advantages: PerRow, log_probs: PerToken, old: PerToken, mask, cliprange) -> PerToken:
     """-stop_gradient(min(w, 1 + e)) A log pi: CISPO (MiniMax-M1, 2506.13585)."""
     w = token_ratio(log_probs, old)
-    return -w.clamp(max=1 + cliprange).detach() * advantages * log_probs
+    return -w.clamp(max=bounds(cliprange)[1]).detach() * advantages * log_probs
 
 
 REWEIGHTINGS = dict(none=loss_none, noclip=loss_noclip, grpo=loss_grpo, gspo=loss_gspo, cispo=loss_cispo)
@@ -80,12 +86,24 @@ def constant_sum(loss: PerToken, mask: Mask, constant: float) -> Scalar:
     return masked_sums(loss, mask).sum() / constant
 
 
+def token_mean(loss: PerToken, mask: Mask, n_tokens=None) -> Scalar:
+    """1/N sum_i sum_t loss_it, N the train batch's response tokens (None: those here). DAPO (2503.14476)."""
+    return masked_sums(loss, mask).sum() / (mask.sum().clamp(min=1) if n_tokens is None else n_tokens)
+
+
 def masked_sums(loss: PerToken, mask: Mask) -> Float[Tensor, " batch"]:
     """Each row's sum over its mask; what stands elsewhere, even NaN, reaches neither value nor gradient."""
     return loss.masked_fill(~mask, 0.0).sum(dim=1, dtype=torch.promote_types(loss.dtype, torch.float32))
 
 
-LOSS_NORMALIZATIONS = {"sequence": sequence_mean, "constant": constant_sum}
+LOSS_NORMALIZATIONS = {"sequence": sequence_mean, "constant": constant_sum, "token": token_mean}
+
+
+def k3(log_probs: PerToken, ref_log_probs: PerToken) -> PerToken:
+    """exp(d) - 1 - d with d = log ref - log pi: at samples of pi its mean is KL(pi, ref), its gradient's mean
+    that of KL(ref, pi). Schulman 2020, "Approximating KL divergence"; as GRPO (2402.03300) uses it."""
+    d = ref_log_probs - log_probs
+    return d.clamp(max=MAX_LOG_RATIO).exp() - 1 - d
 
 
 # ---- the handout's two functions
@@ -106,7 +124,7 @@ def compute_policy_gradient_loss(
         policy_log_probs: with gradient. Half precision is turned into float32, in which ratios fit.
         importance_reweighting_method: a name in ``REWEIGHTINGS``, or a function like those there.
         old_log_probs: those of the policy that sampled; needed by every method but "none". No gradient.
-        cliprange: e >= 0, needed by "grpo", "gspo" and "cispo".
+        cliprange: e >= 0, or a pair of them (below, above), needed by "grpo", "gspo" and "cispo".
         response_mask: True at response tokens; None counts every position as one. Whatever stands at the
             other positions (NaN, infinities, stale values) is replaced before any arithmetic.
 
@@ -161,7 +179,8 @@ def clip_statistics(method, advantages: PerRow, ratio, cliprange, mask: Mask) ->
     counted = mask.any(dim=1, keepdim=True) if method is loss_gspo else mask
     low = high = torch.zeros_like(counted)
     if method in CLIPPED:
-        above, below = ratio > 1 + cliprange, ratio < 1 - cliprange
+        lowest, highest = bounds(cliprange)
+        above, below = ratio > highest, ratio < lowest
         low = counted & (advantages < 0) & below & (method is not loss_cispo)
         high = counted & above & ((advantages != 0) if method is loss_cispo else (advantages > 0))
     stats = {"n_ratios": counted.sum(), "n_clipped_low": low.sum(), "n_clipped_high": high.sum()}
@@ -218,4 +237,6 @@ def check_reweighting(method, old_log_probs, cliprange) -> None:
     if method in known and method is not loss_none and old_log_probs is None:
         raise ValueError(f"old_log_probs: got None {needing} the sampling policy's log-probabilities")
     if method in CLIPPED:
-        check_number("cliprange", cliprange, lambda e: e >= 0, f"a number >= 0 {needing[:-10]}")
+        pair = isinstance(cliprange, (tuple, list)) and len(cliprange) == 2
+        for e in cliprange if pair else [cliprange]:
+            check_number("cliprange", e, lambda e: e >= 0, f"a number >= 0 {needing[:-10]}")

@@ -15,6 +15,7 @@ Where it goes beyond the handout, or had to choose:
   appears twice in a batch.
 """
 
+import copy
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from functools import partial
 import torch
 
 from rlkit.advantages import compute_group_normalized_rewards, rows_by_group
-from rlkit.algorithms import ALGORITHMS, get_algorithm
+from rlkit.algorithms import Algorithm, get_algorithm
 from rlkit.batch import RolloutBatch, rollout_batch
 from rlkit.grpo import response_log_probs, rows_that_teach, train_step
 from rlkit.jobs import loop, sharding
@@ -33,7 +34,7 @@ from rlkit.jobs.runs import Run
 from rlkit.jobs.sinks import open_sink
 from rlkit.jobs.watch import Watch
 from rlkit.losses import loss_none
-from rlkit.samplers import SamplingParams, make_sampler
+from rlkit.samplers import make_sampler
 from rlkit.support.adapters import add_lora, unwrapped
 from rlkit.support.metrics import train_step_metrics
 from rlkit.support.models import load_model, try_saving
@@ -45,7 +46,6 @@ from rlkit.support.shapes import PerPosition
 from rlkit.tasks.evaluation import evaluate
 from rlkit.tasks.problems import load_problems
 from rlkit.tasks.prompts import load_prompt
-from rlkit.tasks.rewards import grade_responses
 from rlkit.tokenization import filler_id, opening_ids
 
 
@@ -65,6 +65,7 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
     that is finished comes back at once. Raises ValueError for what does not fit, before anything is loaded;
     later only for what a sampler gives.
     """
+    own_algorithm = isinstance(algorithm, Algorithm)
     algorithm = get_algorithm(config.algo if algorithm is None else algorithm)
     config = config.resolved(algorithm)
     model = model if model is None else unwrapped(model)
@@ -72,13 +73,14 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
         raise ValueError("model, tokenizer: got one of them, expected both or none")
     ranks, device = join(config.device)
     config = replace(config, n_gpus=ranks.size) if ranks.size > 1 else config
+    algorithm = config.settle(algorithm)
     outlook = plan(config, algorithm=algorithm, model=model, tokenizer=tokenizer, own_sampler=sampler is None)
     if config.dry_run:
         return print(outlook["text"], flush=True) if ranks.first else None
     if outlook["errors"]:
         raise ValueError("\n".join(outlook["errors"]))
     if config.n_gpus > 1 and not launched():
-        own = {"algorithm": algorithm not in ALGORITHMS.values(), "reward_fn": reward_fn is not None}
+        own = {"algorithm": own_algorithm, "reward_fn": reward_fn is not None}
         return launch(config, own | {"sampler": sampler is not None, "model": model is not None})
     prompt = load_prompt(config.prompt)
     folder = open_run(config, algorithm, ranks)
@@ -105,7 +107,10 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
             try_saving(model, tokenizer, folder.path)
         prompt = prompt.for_tokenizer(tokenizer)
         folder.note(prompts_open_with=opening_ids(tokenizer))
+        reference = copy.deepcopy(model).requires_grad_(False) if config.kl_coef else None
         whole, model = sharding.spread(model, ranks, device, config.sampler)
+        if reference is not None and ranks.size > 1:
+            reference = sharding.shard(reference, ranks.size, device)
         if config.gradient_checkpointing:
             at_the_end.enter_context(recomputed_layers(model))
         trained = [p for p in model.parameters() if p.requires_grad]
@@ -131,31 +136,32 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
             seed_everything(stream(config.seed, step, "update"))
 
             if step > 0:
+                for group in optimizer.param_groups:
+                    group["lr"] = loop.learning_rate(config, step)
                 if not in_sync:
                     with clock("sync"):
                         sharding.sync(ranks, sampler, model, whole, step)
                 problems = loop.prompts_of_step(train_problems, config.n_prompts, step, config.seed)
-                seed = stream(config.seed, step, "rollout")
-                params = SamplingParams(**asking, stop=tuple(prompt.stop), seed=seed)
-                texts = [prompt.fill(problem.question) for problem in problems]
+                others = loop.other_prompts(train_problems, problems, step, config.seed)
                 with clock("sample"), loop.autocast(config, model):
-                    ask = partial(loop.sample_groups, sampler, texts, params, config.group_size)
-                    groups = ranks.from_first(ask)
+                    ask = partial(loop.rollouts, sampler, problems, others, prompt, reward_fn, config, step)
+                    problems, groups, rewards, asked = ranks.from_first(ask)
                 with clock("train"):
                     batch = rollout_batch(groups, filler_id(tokenizer))
-                    golds = [p.answer for p, group in zip(problems, groups) for _ in group]
-                    answers = [completion.text for group in groups for completion in group]
-                    rewards = ranks.from_first(partial(grade_responses, reward_fn, answers, golds))
-                    row |= loop.rollout_metrics(groups, rewards, prompt)
+                    row |= loop.rollout_metrics(groups, rewards, prompt) | asked
                     row |= advantages_of(batch, rewards["reward"], algorithm, config.advantage_eps)
-                    scored = score_rollouts(batch, model, algorithm, config)
+                    generated = int(batch.response_mask.sum())
+                    if config.mask_truncated:
+                        batch.response_mask &= ~loop.truncated_rows(groups)[:, None]
+                    scored = score_rollouts(batch, model, reference, algorithm, config)
                     row |= update(batch, model, optimizer, algorithm, config, step, scaler) | scored
                 in_sync = False
-                row["lr"] = config.lr
-                row["tokens_per_second"] = int(batch.response_mask.sum()) / clock.seconds["time_sample"]
+                row["lr"] = optimizer.param_groups[0]["lr"]
+                row["tokens_per_second"] = generated / clock.seconds["time_sample"]
                 if ranks.first:
                     watch(step, row, config.n_prompts)
                 if loop.rollouts_due(config, step):
+                    texts = [prompt.fill(problem.question) for problem in problems]
                     folder.add_rollouts(loop.training_rows(step, batch, groups, texts, problems, rewards))
 
             if loop.evaluation_due(config, step):
@@ -200,21 +206,22 @@ def advantages_of(batch: RolloutBatch, rewards: PerPosition, algorithm, advantag
     return {"pass_at_k": metrics["pass_at_k"][-1], **counts}
 
 
-def score_rollouts(batch: RolloutBatch, model, algorithm, config) -> dict:
-    """Old log-probs where something needs them; with them the gap to the sampler and truncated weights."""
+def score_rollouts(batch: RolloutBatch, model, reference, algorithm, config) -> dict:
+    """Reference and old log-probs where something needs them; with these the gap to the sampler and truncated
+    weights."""
+    scoring = dict(
+        temperature=config.temperature,
+        microbatch_size=-(-config.train_batch_size // config.gradient_accumulation_steps),
+        autocast_dtype=loop.autocast_dtype(config),
+    )
+    if reference is not None:
+        batch.ref_log_probs = response_log_probs(reference, batch, **scoring).cpu()
     if algorithm.importance_reweighting_method in ("none", loss_none) and config.tis_cap is None:
         return {}
     if batch.sampler_log_probs is None and config.tis_cap is not None:
         raise ValueError("tis_cap: the sampler gives no log-probs to correct for; expected None")
     learn = rows_that_teach(batch, algorithm)
-    batch.old_log_probs = response_log_probs(
-        model,
-        batch,
-        temperature=config.temperature,
-        microbatch_size=-(-config.train_batch_size // config.gradient_accumulation_steps),
-        autocast_dtype=loop.autocast_dtype(config),
-        rows=learn,
-    ).cpu()
+    batch.old_log_probs = response_log_probs(model, batch, **scoring, rows=learn).cpu()
     tokens = batch.response_mask & learn[:, None]
     if batch.sampler_log_probs is None or not tokens.any():
         return {}
@@ -239,7 +246,6 @@ def update(batch: RolloutBatch, model, optimizer, algorithm, config, step: int, 
             gradient_accumulation_steps=config.gradient_accumulation_steps,
             max_grad_norm=config.max_grad_norm,
             temperature=config.temperature,
-            cliprange=config.cliprange,
             normalization_constant=config.normalization_constant,
             autocast_dtype=loop.autocast_dtype(config),
             scaler=scaler,

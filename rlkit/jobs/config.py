@@ -44,12 +44,15 @@ Divisor = Annotated[float, Interval(ge=1e-3, le=1e12), PLAIN]
 Rank = Annotated[int, Interval(ge=0, le=4096), PLAIN]
 Alpha = Annotated[float, Interval(ge=1e-3, le=1e6), PLAIN]
 ClipRange = Annotated[float, Interval(ge=0, le=1000), PLAIN]
+KLCoef = Annotated[float, Interval(ge=0, le=1000), PLAIN]
+Few = Annotated[int, Interval(ge=0, le=100), PLAIN]
 Device = Annotated[Text, AfterValidator(_device)]
 Preset = Literal["laptop", "olmo"]
 Who = Literal["transformers", "vllm"]
 Dtype = Literal["float32", "bfloat16"]
 Half = Literal["bfloat16", "float16"]
 Attention = Literal["flash_attention_2", "sdpa", "eager"]
+Schedule = Literal["constant", "linear", "cosine"]
 SinkName = Literal["none", "wandb", "tensorboard", "trackio"]
 
 
@@ -101,7 +104,11 @@ class Config(metaclass=_Presets):
         "microbatches a train batch is cut into (memory only); None is 4 (laptop) or 32 (olmo) for the whole "
         "rollout batch and in proportion below",
     )
-    lr: Real = say(1e-4, "learning rate, constant", ge=0, le=10)
+    lr: Real = say(1e-4, "learning rate, after the warm-up", ge=0, le=10)
+    lr_warmup_steps: Count = say(0, "steps over which the learning rate rises to lr in equal parts")
+    lr_schedule: Schedule = say(
+        "constant", "the learning rate after the warm-up: constant, or linear or cosine down to 0"
+    )
     adam_beta1: Real = say(0.9, "AdamW's first beta", ge=0, lt=1)
     adam_beta2: Real = say(0.95, "AdamW's second beta", ge=0, lt=1)
     weight_decay: Real = say(0.0, "AdamW's weight decay", ge=0, le=100)
@@ -109,6 +116,19 @@ class Config(metaclass=_Presets):
     advantage_eps: Real = say(1e-6, "added to the advantage's divisor", ge=0, le=1)
     cliprange: ClipRange | None = say(
         None, "how far an importance ratio may leave 1; None is the algorithm's"
+    )
+    cliprange_high: ClipRange | None = say(
+        None, "the same above 1, where it is another one; None is cliprange or the algorithm's"
+    )
+    kl_coef: KLCoef | None = say(
+        None, "factor of the KL penalty towards the base model; None is the algorithm's, 0 is off"
+    )
+    mask_truncated: bool | None = say(
+        None, "leave responses that were cut at max_tokens out of the loss; None is the algorithm's"
+    )
+    resamples: Few | None = say(
+        None,
+        "rounds in which groups with all rewards equal give way to other prompts; None is the algorithm's",
     )
     normalization_constant: Divisor | None = say(
         None, "divisor of a loss with a constant normaliser; None is train_batch_size x max_tokens"
@@ -177,6 +197,8 @@ class Config(metaclass=_Presets):
         _check_together(self, algorithm)
         rows, accumulation = _batches(self, algorithm)
         final, constant = self.n_val_final, self.normalization_constant
+        own = algorithm.cliprange
+        low, high = own if isinstance(own, (tuple, list)) else (own, None)
         if algorithm.loss_normalization == "constant" and constant is None:
             constant = float(rows * self.max_tokens)
         return dataclasses.replace(
@@ -184,9 +206,18 @@ class Config(metaclass=_Presets):
             train_batch_size=rows,
             gradient_accumulation_steps=accumulation,
             n_val_final=self.n_val if final is None or not self.n_val else final,
-            cliprange=algorithm.cliprange if self.cliprange is None else self.cliprange,
+            cliprange=low if self.cliprange is None else self.cliprange,
+            cliprange_high=high if self.cliprange is self.cliprange_high is None else self.cliprange_high,
+            kl_coef=algorithm.kl_coef if self.kl_coef is None else self.kl_coef,
+            mask_truncated=algorithm.mask_truncated if self.mask_truncated is None else self.mask_truncated,
+            resamples=algorithm.resamples if self.resamples is None else self.resamples,
             normalization_constant=constant,
         )
+
+    def settle(self, algorithm):
+        """The algorithm with this (resolved) config's values in it."""
+        pair = self.cliprange if self.cliprange_high is None else (self.cliprange, self.cliprange_high)
+        return dataclasses.replace(algorithm, cliprange=pair, kl_coef=self.kl_coef)
 
     @property
     def n_prompts(self) -> int:
@@ -254,6 +285,10 @@ def _check_together(config: Config, algorithm) -> None:
         and not c.lora_rank,
         f"weight_sync: got {c.weight_sync!r} with sampler {c.sampler!r}, which has the policy's own "
         "weights; expected auto, or sampler vllm": c.weight_sync != "auto" and c.sampler != "vllm",
+        f"cliprange_high: got {c.cliprange_high} for {a.name!r}, which does not clip; expected None": not clips
+        and c.cliprange_high is not None,
+        f"lr_warmup_steps: got {c.lr_warmup_steps}, expected fewer than n_steps, {c.n_steps}": c.lr_warmup_steps
+        and c.lr_warmup_steps >= c.n_steps,
         "run_dir: got None with resume=True, expected the folder of the run to go on with": c.resume
         and c.run_dir is None,
     }

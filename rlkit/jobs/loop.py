@@ -1,5 +1,6 @@
 """What the training loop asks around the algorithm: order, schedule, and rows to log."""
 
+import math
 import os
 from contextlib import nullcontext
 
@@ -11,6 +12,7 @@ from rlkit.jobs.planning import prompt_lengths
 from rlkit.samplers import SamplingParams
 from rlkit.support.running import stream
 from rlkit.tasks.grading import extract_answer, last_boxed
+from rlkit.tasks.rewards import grade_responses
 
 VAL_ROLLOUTS = 16  # validation responses kept per evaluation
 
@@ -26,6 +28,16 @@ def train_batches(n_rows: int, size: int, seed: int) -> list[list[int]]:
     """The rows of each train batch: all in order if there is one, else shuffled and cut."""
     rows = np.arange(n_rows) if size == n_rows else np.random.default_rng(seed).permutation(n_rows)
     return rows.reshape(-1, size).tolist()
+
+
+def learning_rate(config, step: int) -> float:
+    """lr x step / warm-up in the warm-up; then constant, or from lr down to 0 one step after the last:
+    linear 1 - p, cosine (1 + cos(pi p)) / 2 (Loshchilov and Hutter 2016), p the share of the way."""
+    if step < config.lr_warmup_steps:
+        return config.lr * step / config.lr_warmup_steps
+    p = (step - config.lr_warmup_steps) / (config.n_steps + 1 - config.lr_warmup_steps)
+    shapes = {"constant": 1.0, "linear": 1 - p, "cosine": (1 + math.cos(math.pi * p)) / 2}
+    return config.lr * shapes[config.lr_schedule]
 
 
 def evaluation_due(config, step: int) -> bool:
@@ -100,6 +112,48 @@ def sample_groups(sampler, texts: list[str], params: SamplingParams, group_size:
             f"{len(texts)} prompts"
         )
     return groups
+
+
+def other_prompts(problems: list, chosen: list, step: int, seed: int) -> list:
+    """The problems that are not this step's, in an order of the step's own."""
+    own = {id(problem) for problem in chosen}
+    order = np.random.default_rng(stream(seed, step, "resample")).permutation(len(problems))
+    return [problems[i] for i in order if id(problems[i]) not in own]
+
+
+def rollouts(
+    sampler, problems, others, prompt, reward_fn, config, step: int
+) -> tuple[list, list, dict, dict]:
+    """(problems, groups, rewards {name: (B,)}, metrics) of a step.
+
+    Dynamic sampling: in each of ``config.resamples`` rounds the groups whose rewards are all equal, and so
+    teach nothing, give way to those of as many ``others``; what the last round gave stays.
+    Source: DAPO (2503.14476), section 3.2, which goes on until the batch is full.
+    """
+    kept, todo, size, n_asked = [], problems, config.group_size, 0
+    for i in range(config.resamples + 1):
+        seed = stream(config.seed, step, f"rollout {i}" if i else "rollout")
+        params = SamplingParams(config.max_tokens, config.temperature, stop=tuple(prompt.stop), seed=seed)
+        groups = sample_groups(sampler, [prompt.fill(problem.question) for problem in todo], params, size)
+        golds = [problem.answer for problem in todo for _ in range(size)]
+        graded = grade_responses(reward_fn, [c.text for group in groups for c in group], golds)
+        rewards = {name: values.view(-1, size) for name, values in graded.items()}
+        n_asked += len(todo)
+        found = [(p, g, {k: v[j] for k, v in rewards.items()}) for j, (p, g) in enumerate(zip(todo, groups))]
+        silent = (rewards["reward"] == rewards["reward"][:, :1]).all(dim=1).tolist()
+        n_new = sum(silent) if i < config.resamples and sum(silent) <= len(others) else 0
+        kept += [row for row, teaches_nothing in zip(found, silent) if not (n_new and teaches_nothing)]
+        todo, others = others[:n_new], others[n_new:]
+        if not todo:
+            break
+    problems, groups, parts = (list(column) for column in zip(*kept))
+    rewards = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return problems, groups, rewards, {"prompts_asked": n_asked} if config.resamples else {}
+
+
+def truncated_rows(groups) -> torch.Tensor:
+    """(B,) bool, the responses that were cut at max_tokens."""
+    return torch.tensor([c.finish_reason == "length" for group in groups for c in group])
 
 
 def rollout_metrics(groups, rewards: dict, prompt) -> dict:

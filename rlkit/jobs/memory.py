@@ -83,6 +83,7 @@ def memory_estimate(
     logits: one chunk of positions in float32, with its gradient and softmax.
     update: what AdamW computes between its moments and the weights, on a GPU for all parameters at once.
     cache: keys and values of the rollout batch, while sampling in process (up to 512 rows at once).
+    reference: the frozen copy of a KL penalty.
     merged: the adapted layers once more, W + B A, while a LoRA's model samples or is handed to vLLM.
     vllm: the server's share of the policy's GPU while it samples (it sleeps while the policy trains).
     server: its processes, cache and weights and the file they come by, where both live on the CPU.
@@ -108,6 +109,8 @@ def memory_estimate(
     memory |= {"gradients": trained, "optimizer": 2 * trained, "activations": int(kept)}
     some = min(rows * c.max_tokens * vocabulary, max(CHUNK_ELEMENTS, vocabulary))
     memory |= {"logits": 3 * 4 * some, "update": trained if device.type == "cuda" else 0, "cache": 0}
+    if c.kl_coef:
+        memory["reference"] = n * size // c.n_gpus
     for part in ("weights", "gradients", "optimizer", "update"):
         memory[part] = -(-memory[part] // c.n_gpus)
     if c.n_gpus > 1 and c.sampler == "transformers" and own_sampler:
@@ -129,7 +132,7 @@ def memory_estimate(
 def memory_peak(memory: dict) -> int:
     """Training and sampling take turns: the larger of the two, on top of what stays."""
     training = memory["gradients"] + max(memory["activations"] + memory["logits"], memory["update"])
-    stays = memory["weights"] + memory["optimizer"] + memory.get("server", 0)
+    stays = memory["weights"] + memory.get("reference", 0) + memory["optimizer"] + memory.get("server", 0)
     return stays + max(training, memory["cache"] + memory.get("vllm", 0) + memory.get("merged", 0))
 
 
