@@ -146,7 +146,9 @@ def test_the_sampler_takes_a_peft_model_trained_or_frozen(base):
     [[plain]] = TransformersSampler(load_model(base)[0], byte_tokenizer()).generate(["ab"], params)
     [[found]] = TransformersSampler(given.requires_grad_(False), byte_tokenizer()).generate(["ab"], params)
     assert found.token_ids == wanted.token_ids and found.log_probs != plain.log_probs
-    tuned = get_peft_model(load_model(base)[0], PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"))
+    tuned = get_peft_model(
+        load_model(base)[0], PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
+    )
     with pytest.raises(ValueError, match="^model: has an adapter of kind PROMPT_TUNING"):
         TransformersSampler(tuned, byte_tokenizer())
 

@@ -55,7 +55,9 @@ def inner(model):
         return model
     if model.active_peft_config.is_prompt_learning:
         kind = model.active_peft_config.peft_type.value
-        raise ValueError(f"model: has an adapter of kind {kind}, expected one inside the layers, such as LORA")
+        raise ValueError(
+            f"model: has an adapter of kind {kind}, expected one inside the layers, such as LORA"
+        )
     return model.get_base_model()
 
 
