@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_model import save_tiny_model
+from tiny_model import byte_tokenizer, save_tiny_model
+from transformers import MambaConfig, MambaForCausalLM
 
 from rlkit.algorithms import ALGORITHMS
 from rlkit.jobs import planning
@@ -330,3 +331,13 @@ def test_a_misspelt_part_of_an_algorithm_stops_before_anything_is_written(tmp_pa
     with pytest.raises(ValueError, match="baseline: got 'maen'"):
         train(Config(run_dir=str(tmp_path / "run")), algorithm=algorithm)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_without_attention_heads_is_said_in_one_sentence(tmp_path, capsys):
+    config = MambaConfig(vocab_size=258, hidden_size=16, num_hidden_layers=1, state_size=4)
+    MambaForCausalLM(config).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    config = Config(model=str(tmp_path), n_train=16, n_val=0, rollout_batch_size=4, group_size=2, n_steps=1)
+    found = plan(replace(config, max_tokens=3))
+    assert found["ok"] and "no attention heads (Mamba-like?)" in found["warnings"][0]
+    assert shape_of(MambaForCausalLM(MambaConfig(hidden_size=16, num_hidden_layers=1)))["kv_width"] == 0

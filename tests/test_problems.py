@@ -95,7 +95,11 @@ def test_a_hub_id_goes_through_datasets(monkeypatch):
     assert load_problems("openai/gsm8k", "validation", 2) == [
         Problem(f"Question {i}?", str(i + 2), 2) for i in (0, 1)
     ]
-    assert calls == [(("openai/gsm8k", "main"), {"split": "test"})]
+    load_problems("openai/gsm8k@v1/b", "train", 1)
+    assert calls == [
+        (("openai/gsm8k", "main"), {"split": "test", "revision": None}),
+        (("openai/gsm8k", "main"), {"split": "train", "revision": "v1/b"}),
+    ]
 
 
 def test_what_is_wrong_is_said(folder):

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from tiny_model import chat_tokenizer
 
 from rlkit.tasks.prompts import Prompt, load_prompt, prompt_names
+from rlkit.tokenization import encode_prompts
 
 AWKWARD = [
     "Set {x} and {question}?",
@@ -22,7 +24,7 @@ def fault(folder, name):
 
 
 def test_the_three_prompts_exactly():
-    assert prompt_names() == ["question_only", "r1_zero", "r1_zero_three_shot"]
+    assert prompt_names() == ["chat", "question_only", "r1_zero", "r1_zero_three_shot"]
     assert load_prompt("question_only").fill("Why?") == r"Why? Please put your final answer within \boxed{}."
     assert load_prompt("r1_zero").fill("Why?") == (
         "A conversation between User and Assistant. The User asks a question, and the Assistant solves it. "
@@ -146,3 +148,28 @@ def test_a_binary_file_is_no_prompt(tmp_path):
     (tmp_path / "model.bin").write_bytes(bytes(range(256)))
     with pytest.raises(ValueError, match="^prompt: got .*model.bin', which is not UTF-8 text"):
         load_prompt(tmp_path / "model.bin")
+
+
+def test_a_chat_goes_through_the_tokenizers_own_template():
+    prompt, tokenizer = load_prompt("chat"), chat_tokenizer(bos=True)
+    assert (prompt.reward, prompt.stop) == ("r1_zero", ("</answer>",))
+    with pytest.raises(ValueError, match="^prompt: 'chat' is a chat, expected .for_tokenizer"):
+        prompt.fill("Why?")
+    system = prompt.template.split("\n")[0]
+    assert system.endswith("</think> <answer> answer here </answer>")
+    asked = prompt.for_tokenizer(tokenizer).fill("Why {x}?")
+    assert asked == (
+        f"<s><|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\nWhy {{x}}?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>"
+    )
+    (ids,) = encode_prompts([asked], tokenizer)
+    assert ids.count(tokenizer.bos_token_id) == 1
+    tokenizer.chat_template = (  # Gemma's has no system turn
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}"
+        "<u>{{ messages[0]['content'] }}</u>"
+    )
+    assert prompt.for_tokenizer(tokenizer).fill("Why?") == f"<u>{system}\n\nWhy?</u><think>"
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="^prompt: 'chat' needs a tokenizer with a chat template"):
+        prompt.for_tokenizer(tokenizer)
+    assert load_prompt("r1_zero").for_tokenizer(tokenizer) == load_prompt("r1_zero")

@@ -8,12 +8,14 @@ import pytest
 import torch
 import transformers
 from scipy.stats import chi2
+from tiny_model import chat_tokenizer
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from rlkit.samplers import Completion, Sampler, SamplingParams, TransformersSampler, make_sampler
-from rlkit.samplers.shared_prefix import PlainDecoder, SharedPrefixDecoder
+from rlkit.samplers.shared_prefix import PlainDecoder, SharedPrefixDecoder, make_decoder
 from rlkit.samplers.transformers_sampler import draw, penalize_repetition, row_uniforms, sampling_log_probs
+from rlkit.tasks.prompts import load_prompt
 
 INTRO = "A conversation between User and Assistant. The Assistant thinks first. "
 QUESTIONS = ["Tom has 3 plums. How many?", "x", "Ann has 5 boxes with 4 pears in each. How many pears?", "x"]
@@ -80,14 +82,22 @@ class ScriptedModel(torch.nn.Module):
             vocab_size=vocabulary, num_hidden_layers=1, hidden_size=4, num_attention_heads=1, eos_token_id=1
         )
         self.script, self.prompt_length, self.device = script, prompt_length, torch.device("cpu")
-        self.calls = 0
+        self.dtype, self.calls = torch.float32, 0
+        self.embedding = torch.nn.Embedding(1, 1)
+
+    def get_input_embeddings(self):
+        return self.embedding
 
     def forward(self, input_ids, past_key_values=None, use_cache=None):
         self.calls += 1
-        nothing = torch.zeros(input_ids.shape[0], 1, input_ids.shape[1], 1)
-        past_key_values.update(nothing, nothing, 0)
-        logits = torch.zeros(*input_ids.shape, self.config.vocab_size)
-        logits[:, :, self.script[past_key_values.get_seq_length() - self.prompt_length]] = 50.0
+        seen = 0
+        if past_key_values is not None:
+            seen, nothing = past_key_values.get_seq_length(), torch.zeros(*input_ids.shape, 1)[:, None]
+            past_key_values.update(nothing, nothing, 0)
+        at = range(seen + 1 - self.prompt_length, seen + 1 - self.prompt_length + input_ids.shape[1])
+        said = torch.tensor([self.script[max(t, 0)] for t in at])
+        logits = 50.0 * torch.nn.functional.one_hot(said, self.config.vocab_size)
+        logits = logits.expand(len(input_ids), -1, -1)
         return transformers.modeling_outputs.CausalLMOutputWithPast(logits=logits)
 
 
@@ -95,6 +105,8 @@ def say(tokenizer, script, stop=(), max_tokens=None, eos_token_ids=None) -> Comp
     """What the sampler makes of a model that says these ids."""
     model = ScriptedModel(script + [5] * 40, len(tokenizer), len(tokenizer("x")["input_ids"]))
     sampler = TransformersSampler(model, tokenizer, eos_token_ids=eos_token_ids)
+    make_decoder(model)  # tries the model out
+    model.calls = 0
     completion = sampler.generate(["x"], SamplingParams(max_tokens=max_tokens or len(script) + 5, stop=stop))[
         0
     ][0]
@@ -129,7 +141,12 @@ def say(tokenizer, script, stop=(), max_tokens=None, eos_token_ids=None) -> Comp
             SharedPrefixDecoder,
         ),
         ("GPTNeoX", SMALL, SharedPrefixDecoder),
-        ("Mistral", dict(SMALL, num_key_value_heads=2, sliding_window=40), PlainDecoder),  # a window
+        ("Mistral", dict(SMALL, num_key_value_heads=2, sliding_window=16), PlainDecoder),  # a window
+        (
+            "Mistral",
+            dict(SMALL, num_key_value_heads=2, sliding_window=99),
+            SharedPrefixDecoder,
+        ),  # cannot bind
         ("Gemma2", dict(SMALL, num_key_value_heads=2, head_dim=16), PlainDecoder),  # capped logits
         (
             "GptOss",
@@ -582,9 +599,6 @@ def test_bad_construction(tokenizer, olmo):
         TransformersSampler(olmo, tokenizer, batch_size=0)
     with pytest.raises(ValueError, match="compact_at: got 0"):
         TransformersSampler(olmo, tokenizer, compact_at=0)
-    mamba = random_model("Mamba", len(tokenizer), hidden_size=16, num_hidden_layers=1)
-    with pytest.raises(ValueError, match="MambaForCausalLM.*past_key_values"):
-        TransformersSampler(mamba, tokenizer).generate(["x"], SamplingParams(max_tokens=2))
 
 
 def test_diverged_weights_are_named(tokenizer):
@@ -592,3 +606,32 @@ def test_diverged_weights_are_named(tokenizer):
     model.lm_head.weight.data.fill_(float("nan"))
     with pytest.raises(ValueError, match="model.*NaN"):
         TransformersSampler(model, tokenizer).generate(["x"], SamplingParams(max_tokens=3))
+
+
+@pytest.mark.parametrize("stop", ["</answer>", "<|im_end|>", "4</answer>"])
+def test_a_stop_string_that_is_a_special_token_is_met_and_stays(stop):
+    special = chat_tokenizer()
+    script = special.encode("so 4</answer><|im_end|> more", add_special_tokens=False)
+    completion = say(special, script, stop=(stop,))
+    assert (
+        completion.finish_reason == "stop"
+        and completion.text == "so 4</answer><|im_end|>".partition(stop)[0] + stop
+    )
+    assert completion.token_ids == script[: len(completion.token_ids)]
+
+
+def test_a_tag_that_is_a_special_token_is_graded():
+    special = chat_tokenizer()
+    script = special.encode("2 + 2 = 4 </think> <answer> 4 </answer>", add_special_tokens=False)
+    text = say(special, [*script, special.eos_token_id]).text
+    assert text.endswith("</answer>") and load_prompt("r1_zero").reward_fn(text, "4")["reward"] == 1
+
+
+def test_the_sampler_is_conditioned_on_what_the_tokenizer_opens_a_text_with():
+    special = chat_tokenizer(bos=True)
+    model = random_model("Olmo2", len(special), num_key_value_heads=4, **SMALL)
+    [[completion]] = TransformersSampler(model, special).generate(["ab"], SamplingParams(max_tokens=2))
+    assert completion.prompt_token_ids == [
+        special.bos_token_id,
+        *special.encode("ab", add_special_tokens=False),
+    ]

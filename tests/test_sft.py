@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tiny_model import chat_tokenizer
 
 from rlkit.laptop import model_path
 from rlkit.supplement.sft import (
@@ -161,3 +162,13 @@ def test_bad_arguments_are_named(laptop):
         PackedSFTDataset(tokenizer, DOCUMENTS, 0)
     with pytest.raises(ValueError, match="dataset"):
         sft_train(model, PackedSFTDataset(tokenizer, [], 8))
+
+
+def test_every_packed_document_opens_as_the_tokenizer_opens_a_text():
+    tokenizer = chat_tokenizer(bos=True)
+    data = PackedSFTDataset(tokenizer, DOCUMENTS, 10)
+    stream = []
+    for instruction, response in DOCUMENTS:
+        stream += tokenizer(alpaca_prompt(instruction) + response)["input_ids"] + [tokenizer.eos_token_id]
+    assert data.input_ids.flatten().tolist() == stream[: data.input_ids.numel()]
+    assert stream.count(tokenizer.bos_token_id) == len(DOCUMENTS)

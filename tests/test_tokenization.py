@@ -1,10 +1,16 @@
 """tokenize_prompt_and_output: every cell of small batches, written out by hand."""
 
+import pickle
+
 import pytest
 import torch
+from tiny_model import chat_tokenizer
 from toys import IdsOnly, toy_tokenizer
 
 from rlkit import tokenize_prompt_and_output
+from rlkit.samplers.base import prompt_ids
+from rlkit.tasks.prompts import Prompt
+from rlkit.tokenization import cut_at_stop, decode, encode_prompts, hidden_ids, opening_ids
 
 
 def as_lists(batch):
@@ -89,3 +95,40 @@ def test_bad_input_is_named(arguments, named):
         tokenize_prompt_and_output(*arguments, toy_tokenizer())
     with pytest.raises(ValueError, match="output_token_ids"):
         tokenize_prompt_and_output(["a", "b"], ["a", "b"], toy_tokenizer(), output_token_ids=[[1]])
+
+
+def test_a_beginning_of_text_comes_once_and_only_where_the_tokenizer_adds_it():
+    without, with_bos = chat_tokenizer(), chat_tokenizer(bos=True)
+    bos = with_bos.bos_token_id
+    plain = without("ab")["input_ids"]
+    assert opening_ids(without) == [] and opening_ids(with_bos) == [bos]
+    assert encode_prompts(["ab"], without) == [plain] and encode_prompts([], with_bos) == []
+    assert encode_prompts(["ab", "<s>ab"], with_bos) == [[bos, *plain], [bos, *plain]]
+    batch = tokenize_prompt_and_output(["ab"], ["ab"], with_bos)
+    assert batch["input_ids"].tolist() == [[bos, *plain, plain[0]]]
+    assert batch["response_mask"].tolist() == [[False, False, True, True]]
+    assert prompt_ids(with_bos, ["ab"], 5, None) == [[bos, *plain]]
+
+
+def test_a_question_cannot_hold_control_tokens_but_the_template_can():
+    tokenizer = chat_tokenizer(bos=True)
+    prompt = Prompt("t", "<|im_start|>user\n{question}<|im_end|>\n", "r1_zero")
+    bos, start, end = (tokenizer.convert_tokens_to_ids(t) for t in ("<s>", "<|im_start|>", "<|im_end|>"))
+    (ids,) = encode_prompts([prompt.fill("1<|im_end|>2<s>")], tokenizer)
+    assert [ids.count(token) for token in (bos, start, end)] == [1, 1, 1] and ids[:2] == [bos, start]
+    assert tokenizer.decode(ids) == "<s><|im_start|>user\n1<|im_end|>2<s><|im_end|>\n"
+    assert ids[-2] == end
+    (ids,) = encode_prompts([prompt.fill("1 + 2?")], tokenizer)
+    assert ids == tokenizer("<|im_start|>user\n1 + 2?<|im_end|>\n")["input_ids"]
+    assert pickle.loads(pickle.dumps(prompt.fill("1<s>"))).question == "1<s>"
+
+
+def test_special_tokens_are_text_but_for_those_that_frame_one():
+    tokenizer = chat_tokenizer(bos=True)
+    answer, end = tokenizer.convert_tokens_to_ids(["</answer>", "<|im_end|>"])
+    ids = tokenizer("4 ")["input_ids"] + [answer, end, tokenizer.eos_token_id, 0]
+    assert decode(tokenizer, ids, hidden_ids(tokenizer)) == "4 </answer><|im_end|>"
+    assert decode(tokenizer, ids, hidden_ids(tokenizer, ends=[end])) == "4 </answer>"
+    stop = ("<|im_end|>",)  # asked for, so it stays, as every stop string does
+    assert decode(tokenizer, ids, hidden_ids(tokenizer, [end], stop)) == "4 </answer><|im_end|>"
+    assert cut_at_stop(tokenizer, ids, ("</answer>",), hidden_ids(tokenizer)) == ("4 </answer>", 4)

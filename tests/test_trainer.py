@@ -369,6 +369,12 @@ def test_the_watch_reports_a_sampler_that_is_off():
         and "0.50 nats" in said[0]
         and "step 22" in said[1]
     )
+    said.clear()  # few tokens far off, as beyond a window
+    Watch(said.append)(1, row(rows_used=1, logprob_gap_mean=0.02, logprob_gap_max=12.6), 4)
+    for cause in ("12.60 at most", "old weights", "temperature", "dtype", "architecture"):
+        assert cause in said[0]
+    Watch(said.append)(1, row(rows_used=1, logprob_gap_mean=0.02, logprob_gap_max=1.0), 4)
+    assert len(said) == 1
 
 
 def test_weights_stay_where_they_are_without_a_gradient(tiny, base):

@@ -30,6 +30,7 @@ from rlkit import (
     train,
 )
 from rlkit.laptop import model_path
+from rlkit.samplers.shared_scoring import can_share_prefix
 
 # every field that reaches a number, at a value nobody would have by default
 ODD = dict(
@@ -126,6 +127,7 @@ class Scripted:
         self.model.load_state_dict(model.state_dict())
         if self.trained is None:
             self.trained = model
+            can_share_prefix(model)  # the look at the model that comes before the first scoring
             model.get_input_embeddings().register_forward_hook(self.watch)
 
     def watch(self, module, args, output):

@@ -1,7 +1,7 @@
 """Tiny random models with a byte-level tokenizer, for tests that need a model but no skill."""
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -55,6 +55,23 @@ def byte_tokenizer(pad="<pad>"):
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<eos>", pad_token=pad, clean_up_tokenization_spaces=False
     )
+
+
+def chat_tokenizer(bos=False):
+    """The byte tokenizer with chat tokens and, if asked for, a beginning of text that it adds itself."""
+    tokenizer = byte_tokenizer()
+    extra = ["<|im_start|>", "<|im_end|>", "</answer>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": extra} | ({"bos_token": "<s>"} if bos else {}))
+    if bos:
+        one = ("<s>", tokenizer.bos_token_id)
+        tokenizer._tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[one]
+        )
+    tokenizer.chat_template = (
+        "{{ bos_token or '' }}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
+        "<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' }}"
+    )
+    return tokenizer
 
 
 def save_tiny_model(folder, architecture="olmo2", pad="<pad>", seed=0):

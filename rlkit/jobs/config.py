@@ -75,7 +75,7 @@ class Config(metaclass=_Presets):
     algo: Text = say("grpo", "the estimator, a name in rlkit.ALGORITHMS")
     model: Text = say("laptop", "the base model: laptop, a hub id or a folder")
     prompt: Text = say(
-        "r1_zero", "r1_zero, question_only, r1_zero_three_shot or a text file with {question} in it"
+        "r1_zero", "r1_zero, question_only, r1_zero_three_shot, chat or a text file with {question} in it"
     )
     dataset: Text = say(
         "laptop", "the problems: laptop, a hub id or a folder with train.jsonl and test.jsonl"
@@ -131,13 +131,18 @@ class Config(metaclass=_Presets):
     lora_target_modules: Text = say(
         "all-linear", "layers with a LoRA: all-linear (not the output head) or names with commas between"
     )
-    attn_implementation: Attention | None = say(None, "flash_attention_2, sdpa or eager; None is sdpa")
+    attn_implementation: Attention | None = say(
+        None, "flash_attention_2, sdpa or eager; None leaves it to transformers"
+    )
     device: Device | None = say(None, "cpu, cuda, cuda:1, mps; None is the first GPU there is, else cpu")
     eval_every: Count = say(20, "steps between evaluations; 0 is only at the end")
     eval_at_start: bool = say(True, "evaluate the base model as step 0")
     rollouts_every: Count = say(20, "steps between rollouts written to rollouts.jsonl; 0 is never")
     checkpoint_every: Count = say(10, "steps between checkpoints; 0 is only at the end")
     seed: Whole = say(0, "decides prompts' order, sampling and shuffling", ge=0, lt=2**63)
+    n_gpus: Whole = say(
+        1, "processes that share the model's weights and the rows, one on each GPU (or on a CPU)", ge=1, le=64
+    )
     threads: Whole = say(1, "CPU threads of the run", ge=1, le=1024)
     run_dir: Text | None = say(None, "the run's folder; None is a new one under runs/")
     resume: bool = say(False, "go on with the run in run_dir from its last checkpoint")

@@ -1,5 +1,6 @@
 """What the training loop asks around the algorithm: order, schedule, and rows to log."""
 
+import os
 from contextlib import nullcontext
 
 import numpy as np
@@ -53,7 +54,10 @@ def sampler_options(config, tokenizer, problems, prompt) -> dict:
         return {}
     longest = prompt_lengths(tokenizer, problems, prompt)["longest"] + config.max_tokens
     dtype = config.autocast_dtype if config.autocast else None
-    return {"weight_sync": config.weight_sync, "dtype": dtype, "max_model_len": longest}
+    options = {"weight_sync": config.weight_sync, "dtype": dtype, "max_model_len": longest}
+    if config.n_gpus > 1 and torch.cuda.is_available():  # the ranks have the first ones
+        options["gpu"] = int(os.environ["LOCAL_WORLD_SIZE"])
+    return options
 
 
 def autocast_dtype(config):

@@ -7,6 +7,9 @@ from rlkit.jobs.config import Config
 from rlkit.log_probs import CHUNK_ELEMENTS
 from rlkit.samplers.vllm.find import ONE_GPU_SHARE, place
 from rlkit.support.adapters import adapter_of, add_lora
+from rlkit.support.models import revision_of
+from rlkit.support.probes import positions
+from rlkit.support.ranks import Ranks
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 VLLM_CPU_BYTES = 4e9  # vLLM's processes (measured: 2.9 GB) and its cache (1 GiB) on a CPU
@@ -14,7 +17,7 @@ VLLM_CPU_BYTES = 4e9  # vLLM's processes (measured: 2.9 GB) and its cache (1 GiB
 
 def model_shape(location: str) -> dict:
     """Parameters and sizes of a model from its config alone; no weights are read or allocated."""
-    return shape_of(_without_weights(AutoConfig.from_pretrained(location)))
+    return shape_of(_without_weights(AutoConfig.from_pretrained(**revision_of(location))))
 
 
 def shape_with_lora(model, config) -> dict:
@@ -22,7 +25,8 @@ def shape_with_lora(model, config) -> dict:
     given = not isinstance(model, str)
     if given and adapter_of(model) is not None:
         raise ValueError(f"got {config.lora_rank}, but the model has an adapter already; expected 0")
-    return shape_of(_without_weights(model.config if given else AutoConfig.from_pretrained(model), config))
+    known = model.config if given else AutoConfig.from_pretrained(**revision_of(model))
+    return shape_of(_without_weights(known, config))
 
 
 def _without_weights(model_config, config=None):
@@ -35,14 +39,15 @@ def _without_weights(model_config, config=None):
 
 def shape_of(model) -> dict:
     """parameters (without a LoRA's), trained and adapted ones, vocabulary, layers, hidden, feed_forward,
-    kv_width (keys and values), qk_norm (queries and keys normalised by themselves), positions."""
+    kv_width (keys and values; 0 without attention heads), qk_norm (queries and keys normalised by
+    themselves), positions."""
     config = model.config.get_text_config()
 
     def first(*names, default) -> int:
         return next((v for name in names if (v := getattr(config, name, None))), default)
 
-    heads, hidden = config.num_attention_heads, config.hidden_size
-    width = first("head_dim", default=hidden // heads)
+    heads, hidden = first("num_attention_heads", default=0), config.hidden_size
+    width = first("head_dim", default=hidden // heads) if heads else 0
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     lora = adapter_of(model) is not None
     shape = {"parameters": sum(n for name, n in sizes.items() if ".lora_" not in name)}
@@ -53,16 +58,23 @@ def shape_of(model) -> dict:
     shape["feed_forward"] = first("intermediate_size", "n_inner", default=4 * hidden)
     shape["kv_width"] = 2 * first("num_key_value_heads", default=heads) * width
     shape["qk_norm"] = any("q_norm" in name for name in sizes)
-    return shape | {"positions": first("max_position_embeddings", default=10**9)}
+    return shape | {"positions": positions(model.config) or 10**9}
 
 
 def memory_estimate(
-    config, shape: dict, lengths: dict, device, vllm=None, own_sampler: bool = True, attention: str = "sdpa"
+    config,
+    shape: dict,
+    lengths: dict,
+    device,
+    vllm=None,
+    own_sampler: bool = True,
+    attention: str | None = "sdpa",
 ) -> dict:
     """Bytes on the trainer's device, by part.
 
     weights: one number per parameter; autocast adds a copy in its type, a LoRA its own, in float32.
     gradients, optimizer: 1 and 2 numbers per trained parameter in its type (AdamW's moments).
+        Each of n_gpus ranks holds its share of these; the first also a whole copy, to sample in process.
     activations: what a backward pass of one microbatch keeps. Per token and layer 9 hidden + keys and values
         + 4 feed-forward numbers, and 2 hidden + keys and values more where queries and keys are normalised;
         in float32 4 bytes each, in bfloat16 2 (norms are computed in float32: 2.5), under autocast, or with a
@@ -78,11 +90,11 @@ def memory_estimate(
     """
     c, size, lora = config, BYTES[config.dtype], shape["trained"] < shape["parameters"]
     compute = BYTES[c.autocast_dtype] if c.autocast else size
-    rows = c.train_batch_size // c.gradient_accumulation_steps
+    rows = -(-c.train_batch_size // Ranks(size=c.n_gpus).pieces(c.gradient_accumulation_steps))
     total = lengths["longest"] + c.max_tokens
     on_policy = c.train_batch_size == c.rollout_batch_size
     prompts = min(rows, -(-rows // c.group_size) if on_policy else c.n_prompts)
-    shared = not c.gradient_checkpointing and attention in ("sdpa", "eager")
+    shared = c.n_gpus == 1 and not c.gradient_checkpointing and attention in (None, "sdpa", "eager")
     tokens = rows * c.max_tokens + prompts * lengths["longest"] if shared else rows * total
     n, layers, hidden, kv = (shape[name] for name in ("parameters", "layers", "hidden", "kv_width"))
     numbers = 9 * hidden + kv + 4 * shape["feed_forward"] + shape["qk_norm"] * (2 * hidden + kv)
@@ -96,6 +108,10 @@ def memory_estimate(
     memory |= {"gradients": trained, "optimizer": 2 * trained, "activations": int(kept)}
     some = min(rows * c.max_tokens * vocabulary, max(CHUNK_ELEMENTS, vocabulary))
     memory |= {"logits": 3 * 4 * some, "update": trained if device.type == "cuda" else 0, "cache": 0}
+    for part in ("weights", "gradients", "optimizer", "update"):
+        memory[part] = -(-memory[part] // c.n_gpus)
+    if c.n_gpus > 1 and c.sampler == "transformers" and own_sampler:
+        memory["weights"] += n * size
     if lora and (c.dtype == "float32" or c.sampler == "vllm"):
         memory["merged"] = shape["adapted"] * size
     if c.sampler == "transformers" and own_sampler:

@@ -5,6 +5,7 @@ what it refuses. The estimates say how they are made: memory is an upper bound, 
 prompts are long, time right within a factor of a few.
 """
 
+import os
 import shutil
 from contextlib import suppress
 from importlib.metadata import version
@@ -32,9 +33,10 @@ from rlkit.samplers.vllm.weight_sync import choose_way
 from rlkit.support import machine
 from rlkit.support.arguments import named_function
 from rlkit.support.checks import first_line, shown, unusable_folder
-from rlkit.support.models import check_device, choose_attention, model_location
+from rlkit.support.models import check_device, choose_attention, model_location, revision_of
 from rlkit.tasks.problems import load_problems
 from rlkit.tasks.prompts import load_prompt
+from rlkit.tokenization import encode_prompts
 
 # the parts of an algorithm that are names or functions
 PARTS = {"baseline": BASELINES, "advantage_normalizer": NORMALIZERS}
@@ -96,12 +98,15 @@ def plan(config, *, algorithm=None, model=None, tokenizer=None, own_sampler: boo
     compute = c.autocast_dtype if c.autocast else c.dtype
     attention, why = choose_attention(c.attn_implementation, getattr(torch, compute), device)
     gpu = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+    if c.n_gpus > 1:
+        gpu += f" and {c.n_gpus - 1} more, each with 1/{c.n_gpus} of the weights"
+        page.attempt("n_gpus", check_ranks, c.n_gpus, c.sampler == "vllm", device)
     kind = c.dtype + (f" with {compute} autocast" if c.autocast else "")
     kind += f", LoRA of rank {c.lora_rank}" if c.lora_rank else ""
     kind += ", layers recomputed in the backward pass" if c.gradient_checkpointing else ""
-    kind += f", attention {attention}" + (f" ({why})" if why else "")
+    kind += f", attention {attention or 'as transformers chooses'}" + (f" ({why})" if why else "")
     page.lines.append(f"device {device}{gpu}, {kind}, {c.threads} CPU thread(s)")
-    install = _server(page, c.weight_sync, device) if c.sampler == "vllm" and own_sampler else None
+    install = _server(page, c, device) if c.sampler == "vllm" and own_sampler else None
     versions = [f"{name} {version(name)}" for name in ("torch", "transformers")]
     if install:
         versions.append(
@@ -127,6 +132,8 @@ def plan(config, *, algorithm=None, model=None, tokenizer=None, own_sampler: boo
             shape = shape_of(model)
         if c.lora_rank:
             shape = page.attempt("lora_rank", shape_with_lora, model, c) or shape
+    if tokenizer and prompt:
+        prompt = page.attempt("prompt", prompt.for_tokenizer, tokenizer)
     if tokenizer and prompt and problems:
         by_length = sorted(problems, key=lambda problem: len(problem.question))  # the rest is not tokenised
         lengths = prompt_lengths(tokenizer, by_length[:: 1 + len(by_length) // 512], prompt)
@@ -156,13 +163,23 @@ def plan(config, *, algorithm=None, model=None, tokenizer=None, own_sampler: boo
     return {"ok": not page.errors} | said | found
 
 
-def _server(page: _Page, weight_sync: str, device):
+def check_ranks(n: int, with_server: bool, device) -> None:
+    """ValueError unless each rank here has a GPU of its own, and a server another; CPUs do for all."""
+    n = int(os.environ.get("LOCAL_WORLD_SIZE", n))  # under torchrun: those on this machine
+    if device.type == "cuda" and (there := torch.cuda.device_count()) < n + with_server:
+        server = " and one more for vLLM" if with_server else ""
+        raise ValueError(f"n_gpus: got {n}, but there are {there}; expected {n} or more{server}")
+
+
+def _server(page: _Page, config, device):
     """The vLLM install that a run will use, or None with the reason among the errors."""
     known = len(page.errors)
     install = page.attempt("sampler", find_vllm)
     if install is None:
         return page.refuse(f"sampler: {vllm_missing()}") if len(page.errors) == known else None
-    where, reason = server_outlook(weight_sync, install, device)
+    gpu = config.n_gpus if config.n_gpus > 1 and device.type == "cuda" else None
+    weight_sync = "shm" if config.n_gpus > 1 and config.weight_sync == "auto" else config.weight_sync
+    where, reason = server_outlook(weight_sync, install, device, gpu)
     page.lines.append(where)
     unpinned = vllm_unpinned(install)
     page.warnings += [f"sampler: expected {unpinned}"] if unpinned else []
@@ -181,6 +198,9 @@ def _needs(page, config, shape: dict, lengths: dict, device, memory: dict, free:
     about = f"memory about {_size(total)} on {device}, {_size(free)} free: {parts}"
     trained = f" ({shape['trained'] / 1e6:,.2f} M trained)" if shape["trained"] < n else ""
     page.lines.append(f"model {name}: {n / 1e6:,.1f} M parameters{trained}; {about}")
+    if not shape["kv_width"] and c.sampler == "transformers":
+        costs = "(Mamba-like?), so every sampled token costs a full forward pass: expect slow rollouts"
+        page.warnings.append(f"model: {name} has no attention heads {costs}")
     if total - there > free:
         (page.errors if c.check_memory else page.warnings).append(too_little(c, device, total, free))
     tokens, flops = token_estimate(c, lengths), FLOPS[device.type]
@@ -196,9 +216,9 @@ def _needs(page, config, shape: dict, lengths: dict, device, memory: dict, free:
     return {"memory_total": total, "disk": disk, "tokens": tokens, "seconds": seconds}
 
 
-def server_outlook(wanted: str, install, device) -> tuple[str, str]:
+def server_outlook(wanted: str, install, device, gpu: int | None = None) -> tuple[str, str]:
     """(where vLLM will run and how it gets the weights, why that is not the wanted way or "")."""
-    gpu, shared = place(device)
+    gpu, shared = place(device, gpu)
     policy = (device.index or 0) if device.type == "cuda" else None
     places: dict[str, Any] = dict(server_on_cpu=install.on_cpu, server_gpu=gpu, policy_gpu=policy)
     way, reason = choose_way(wanted, **places, vllm_importable=vllm_importable())
@@ -211,14 +231,14 @@ def server_outlook(wanted: str, install, device) -> tuple[str, str]:
 def prompt_lengths(tokenizer, problems, prompt) -> dict:
     """longest and mean tokens of the problems' prompts."""
     texts = [prompt.fill(problem.question) for problem in problems]
-    counts = [len(ids) for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
+    counts = [len(ids) for ids in encode_prompts(texts, tokenizer)]
     return {"longest": max(counts), "mean": sum(counts) / len(counts)}
 
 
 def _open_model(name: str, location: str):
     """(tokenizer, shape); one short ValueError if they are not there."""
     try:
-        return AutoTokenizer.from_pretrained(location), model_shape(location)
+        return AutoTokenizer.from_pretrained(**revision_of(location)), model_shape(location)
     except (OSError, ValueError, KeyError) as error:
         expected = "expected 'laptop', a folder, or a hub id and a network that reaches the hub"
         raise ValueError(f"model: could not load {name!r} ({first_line(error)}); {expected}") from error

@@ -7,6 +7,7 @@ import torch
 
 EMPTY_STEPS = 20  # steps in a row without a mixed group before a warning
 LARGE_GAP = 0.1  # mean nats between sampler and trainer; two bfloat16 computations differ by 0.002 to 0.03
+LARGEST_GAP = 2.0  # the same for the largest of a step; few positions may be wrong, as beyond a window
 GAP_STEPS = 20  # steps between two warnings about it
 IDENTICAL_STEPS = 5  # steps in a row in which most groups are one text repeated before a warning
 MOVED_STEPS = 4  # steps with a learning signal before the weights are looked at
@@ -54,12 +55,14 @@ class Watch:
                     "updates away; try dtype=float32 with autocast=True, or a larger lr"
                 )
             self.weights = []
-        gap = row.get("logprob_gap_mean", 0.0)
-        if gap > LARGE_GAP:
+        mean, largest = row.get("logprob_gap_mean", 0.0), row.get("logprob_gap_max", 0.0)
+        if mean > LARGE_GAP or largest > LARGEST_GAP:
             if self.gaps % GAP_STEPS == 0:
                 self.say(
                     f"warning: step {step}: the sampler's log-probabilities and the trainer's differ by "
-                    f"{gap:.2f} nats a token: has the sampler the weights and the temperature of the trainer?"
+                    f"{mean:.2f} nats a token, {largest:.2f} at most. Likely causes: the sampler has old "
+                    "weights, another temperature or truncation (top_p, top_k), another dtype, or decodes "
+                    "this architecture wrongly"
                 )
             self.gaps += 1
 

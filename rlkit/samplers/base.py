@@ -57,7 +57,8 @@ class SamplingParams:
 class Completion:
     """One response.
 
-    text: decoded without special tokens, cut right after the stop string if one was met.
+    text: what was decoded, cut right after the stop string if one was met. Special tokens are text like any
+        other, but for those that begin, pad or end a text.
     token_ids: exactly the ids that were sampled, the end-of-text id included; never re-tokenised.
     finish_reason: "stop" (end of text or a stop string) or "length" (cut at max_tokens).
     log_probs: natural log-probability of each id under the distribution it was drawn from (after temperature
@@ -87,14 +88,16 @@ class Sampler(Protocol):
     def close(self) -> None: ...
 
 
-def encode_prompts(tokenizer, prompts: list[str], max_tokens: int, room: float | None) -> list[list[int]]:
-    """The prompts' token ids, without special tokens. ``room``: positions of the model; None is no limit.
+def prompt_ids(tokenizer, prompts: list[str], max_tokens: int, room: float | None) -> list[list[int]]:
+    """The prompts' token ids, as ``encode_prompts``. ``room``: positions of the model; None is no limit.
 
     Raises ValueError for an empty prompt, or one that leaves no room for max_tokens.
     """
+    from rlkit.tokenization import encode_prompts  # not at the top: a Config reads this module without torch
+
     if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
         raise ValueError(f"prompts: got {prompts!r:.80}, expected a list of strings")
-    encoded = tokenizer(list(prompts), add_special_tokens=False)["input_ids"] if prompts else []
+    encoded = encode_prompts(prompts, tokenizer)
     for i, ids in enumerate(encoded):
         if not ids:
             raise ValueError(f"prompts[{i}]: got {prompts[i]!r}, which has no tokens; expected at least one")

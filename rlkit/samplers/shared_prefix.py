@@ -8,8 +8,9 @@ product for many queries at once, where a plain cache reads a separate copy per 
 over all three parts together, so the result is ordinary causal attention, equal up to rounding.
 
 `SharedPrefixDecoder` works for any architecture that takes its attention function from transformers'
-AttentionInterface and has plain causal attention (Olmo2, Llama, Qwen, GPT-2, ...). For any other it raises
-NotPlainAttention before a token is drawn, and `PlainDecoder` does the same job with transformers' own cache.
+AttentionInterface and has plain causal attention (Olmo2, Llama, Qwen, GPT-2, ...). `PlainDecoder` does the
+same job with transformers' own cache, `FullDecoder` without any. `make_decoder` takes the first of the three
+that agrees with plain full forward passes of the model itself.
 
 A decoder is used as ``start(prompts, counts)``, then ``step(tokens)`` again and again, with ``keep(rows)`` in
 between.
@@ -25,6 +26,8 @@ from os.path import commonprefix
 import torch
 from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import Cache
+
+from rlkit.support.probes import PROBED, binding_window, check_causal, judged, say_once
 
 NAME = "rlkit_shared_prefix"
 _active = threading.local()
@@ -127,9 +130,7 @@ def shared_prefix_attention(module, query, key, value, attention_mask, scaling=N
         or dropout
         or key is not cache.fed[0]
         or value is not cache.fed[1]
-        or any(
-            kwargs.get(name) is not None for name in ("softcap", "sliding_window", "s_aux", "position_bias")
-        )
+        or any(kwargs.get(name) is not None for name in ("softcap", "s_aux", "position_bias"))
     ):
         raise NotPlainAttention
     cache.calls[1] += 1
@@ -182,28 +183,26 @@ def _accepts(model, name: str) -> bool:
 
 
 class SharedPrefixDecoder:
-    """Feeds prompts, then one token per row at a time, through ``model`` over a SharedPrefixCache."""
+    """Feeds prompts, then one token per row at a time, through ``model`` over a SharedPrefixCache.
+
+    Attention windows are left out: rows must not be longer than the model's shortest.
+    """
 
     def __init__(self, model):
-        layer_types = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-        if not (
-            getattr(model, "_supports_attention_backend", False)
-            and _accepts(model, "position_ids")
-            and layer_types == {"full_attention"}
-        ):
+        if not (getattr(model, "_supports_attention_backend", False) and _accepts(model, "position_ids")):
             raise NotPlainAttention
-        self.model = model
+        self.model, self.config = model, model.config.get_text_config()
         self.extra = {"logits_to_keep": 1} if _accepts(model, "logits_to_keep") else {}
 
     @contextmanager
     def _attention(self):
-        before = self.model.config._attn_implementation
-        self.model.config._attn_implementation = NAME
+        before = self.config._attn_implementation
+        self.config._attn_implementation = NAME
         _active.cache = self.cache
         try:
             yield
         finally:
-            self.model.config._attn_implementation = before
+            self.config._attn_implementation = before
             _active.cache = None
 
     def _forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -277,18 +276,22 @@ class PlainDecoder:
 
     def __init__(self, model):
         if not _accepts(model, "past_key_values"):
-            raise ValueError(
-                f"model: got {type(model).__name__}, expected one whose forward takes past_key_values"
-            )
+            raise NotPlainAttention
         self.model = model
         self.extra = {"logits_to_keep": 1} if _accepts(model, "logits_to_keep") else {}
+        self.takes_positions = _accepts(model, "position_ids")
+
+    def _begin(self) -> None:
+        self.cache, self.length = DynamicCache(config=self.model.config), 0
 
     def _forward(self, ids: torch.Tensor) -> torch.Tensor:
-        out = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, **self.extra)
-        return out.logits[:, -1]
+        positions = torch.arange(self.length, self.length + ids.shape[1], device=ids.device)
+        self.length += ids.shape[1]
+        extra = self.extra | ({"position_ids": positions.expand_as(ids)} if self.takes_positions else {})
+        return self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, **extra).logits[:, -1]
 
     def start(self, prompts: list[list[int]], counts: list[int]) -> torch.Tensor:
-        self.cache = DynamicCache(config=self.model.config)
+        self._begin()
         device = self.model.device
         logits = self._forward(torch.tensor(prompts, device=device))
         rows = torch.arange(len(prompts), device=device).repeat_interleave(
@@ -304,12 +307,75 @@ class PlainDecoder:
         self.cache.reorder_cache(rows)
 
 
-def make_decoder(model, token_id: int) -> SharedPrefixDecoder | PlainDecoder:
-    """The shared-prefix decoder where the attention allows it (tried on ``token_id``), else the plain one."""
+class FullDecoder(PlainDecoder):
+    """The same for a model whose cache cannot be trusted: every step is a full forward pass."""
+
+    def __init__(self, model):
+        self.model, self.cache = model, None
+        self.extra = {"logits_to_keep": 1} if _accepts(model, "logits_to_keep") else {}
+
+    def _begin(self) -> None:
+        self.ids = None
+
+    def _forward(self, ids: torch.Tensor) -> torch.Tensor:
+        self.ids = ids if self.ids is None else torch.cat([self.ids, ids], dim=1)
+        return self.model(input_ids=self.ids, use_cache=False, **self.extra).logits[:, -1]
+
+    def keep(self, rows) -> None:
+        self.ids = self.ids[rows]
+
+
+WAYS = {
+    SharedPrefixDecoder: "shared prompts",
+    PlainDecoder: "transformers' own cache, every prompt once per response",
+    FullDecoder: "a full forward pass per token, without a cache",
+}
+
+
+def make_decoder(model, longest: float = 0) -> SharedPrefixDecoder | PlainDecoder:
+    """The fastest decoder that is right for this model and rows of up to ``longest`` tokens.
+
+    Right is what a plain full forward pass of each row says: see `rlkit.support.probes`. One that is not the
+    fastest is said in one line. Raises ValueError for a model that none is right for.
+    """
+    check_causal(model)
+    window, why = binding_window(model, longest), "an attention window shorter than the rows"
+    if window > PROBED:  # too long to try; transformers' own cache knows it
+        kind = PlainDecoder
+    else:
+        kinds = [*WAYS][bool(window) :]
+
+        def fastest(probe):
+            return next((kind for kind in kinds if decodes_right(model, kind, probe)), None)
+
+        kind = judged(model, "decoder", window, fastest)
+    if not window:
+        why = "what is faster does not agree with its full forward pass"
+    if kind is None:
+        raise ValueError(
+            f"model: got {type(model).__name__}, whose distributions depend on more than the tokens before "
+            "(no way of sampling agrees with its forward pass); expected a causal language model"
+        )
+    if kind is not SharedPrefixDecoder:
+        say_once(f"sampling: {type(model).__name__} by {WAYS[kind]} ({why})")
+    return kind(model)
+
+
+def decodes_right(model, kind, probe) -> bool:
+    """Whether a decoder agrees with the probe: two prompts, one twice, a step, a dropped row, a step."""
+    shorter = len(probe.rows[1]) - 2
+    lengths = [shorter + 3 * (kind is SharedPrefixDecoder), shorter, shorter]
+    tokens = torch.tensor([row[n : n + 2] for row, n in zip(probe.rows, lengths)], device=model.device)
+    kept = torch.tensor([0, 2], device=model.device)
     try:
-        decoder = SharedPrefixDecoder(model)
-        decoder.start([[token_id, token_id]], [1])
-        return decoder
-    except NotPlainAttention:
-        pass
-    return PlainDecoder(model)
+        decoder = kind(model)
+        first = decoder.start([row[:n] for row, n in zip(probe.rows[:2], lengths)], [1, 2])
+        second = decoder.step(tokens[:, 0])
+        decoder.keep(kept)
+        third = decoder.step(tokens[kept, 1])
+    except Exception:  # whatever a model without such attention or such a cache raises: it cannot
+        return False
+    seen = [(row, 0, first[row]) for row in range(3)] + [(row, 1, second[row]) for row in range(3)]
+    seen += [(row, 2, third[i]) for i, row in enumerate(kept.tolist())]
+    log_p = [(row, lengths[row] - 1 + t, z[None].float().log_softmax(dim=-1)) for row, t, z in seen]
+    return probe.agrees(torch.cat([probe.distances(*found) for found in log_p]))

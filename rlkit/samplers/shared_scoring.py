@@ -1,7 +1,7 @@
 """Scoring rows that share prompts: each prompt is passed through the model once per group, with gradients."""
 
+import math
 from functools import partial
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -9,8 +9,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from rlkit.log_probs import Mask, Scores, Tokens, check_scoring, get_response_log_probs, score_positions
-from rlkit.support.probes import output_head
+from rlkit.support.probes import binding_window, judged, output_head, positions, say_once
 from rlkit.support.recompute import recomputes
+from rlkit.tokenization import join_and_shift
 
 
 def get_shared_prefix_log_probs(
@@ -81,29 +82,27 @@ def tail_hidden_states(
     return forward(input_ids=tail, attention_mask=seen.long(), position_ids=tail_at).last_hidden_state
 
 
-_SHARES_PREFIX: WeakKeyDictionary = WeakKeyDictionary()
-
-
 def can_share_prefix(model, labels=None) -> bool:
-    """Whether ``get_shared_prefix_log_probs`` is exact for this model (and for rows as long as ``labels``').
+    """Whether ``get_shared_prefix_log_probs`` is exact for this model (and rows as long as ``labels``').
 
-    Asked of the model itself: a small forward pass both ways, once per model. A model in training mode with
-    active dropout, gradient checkpointing, or attention over a window shorter than the rows takes the plain
-    way.
+    Asked of the model itself, once, by `rlkit.support.probes`; a "no" is said in one line. Rows longer than
+    an attention window or than `positions` take the plain way, and so does a model in training mode with
+    active dropout or gradient checkpointing.
     """
-    config = getattr(model, "config", None)
     if recomputes(model):  # a cache holds what recomputing would drop
         return False
-    if config is None or output_head(model) is None or (model.training and drops_or_recomputes(model)):
+    if getattr(model, "config", None) is None or output_head(model) is None:
         return False
-    if getattr(config, "_attn_implementation", None) not in ("sdpa", "eager"):
+    longest = 0 if labels is None else labels.shape[1] + 1
+    if (model.training and drops_or_recomputes(model)) or longest > (positions(model.config) or math.inf):
         return False
-    windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
-    if labels is not None and any(window is not None and window <= labels.shape[1] for window in windows):
+    window = binding_window(model, longest)
+    if window or not judged(model, "scoring", 0, partial(scores_right, model)):
+        say_once(
+            f"scoring: {type(model).__name__} passes a prompt once per response (sharing it is not right)"
+        )
         return False
-    if model not in _SHARES_PREFIX:
-        _SHARES_PREFIX[model] = sharing_agrees(model)
-    return _SHARES_PREFIX[model]
+    return True
 
 
 def drops_or_recomputes(model) -> bool:
@@ -115,21 +114,15 @@ def drops_or_recomputes(model) -> bool:
     )
 
 
-@torch.no_grad()
-def sharing_agrees(model) -> bool:
-    ids = torch.tensor([[1, 2, 3, 4, 1, 0], [1, 2, 3, 4, 2, 1], [1, 2, 0, 1, 0, 0]])
-    first, end = torch.tensor([3, 3, 2]), torch.tensor([5, 6, 4])
-    at = torch.arange(6)
-    mask = (at >= first[:, None]) & (at < end[:, None])
-    head = output_head(model)
-    ids, first, mask = (t.to(head.weight.device) for t in (ids % head.weight.shape[0], first, mask))
-    plain = model.base_model(input_ids=ids, use_cache=False).last_hidden_state.float()
+def scores_right(model, probe) -> bool:
+    """Whether three rows, two of them with one prompt and all of them padded, score as the probe says."""
+    first = [len(row) - 4 for row in probe.rows]  # each prompt's last token
+    ids = join_and_shift([row[: n + 1] for row, n in zip(probe.rows, first)], [r[-3:] for r in probe.rows], 0)
+    batch = {name: tensor.to(model.device) for name, tensor in ids.items()}
+    starts = torch.tensor(first, device=model.device)
     try:
-        shared = tail_hidden_states(model, ids, mask, first).float()
+        hidden = tail_hidden_states(model, batch["input_ids"], batch["response_mask"], starts)
+        log_p = output_head(model)(hidden).float().log_softmax(dim=-1)[:, :3]
     except Exception:  # whatever a model without such a cache raises: it cannot
         return False
-    rows, columns = mask.nonzero(as_tuple=True)
-    tolerance = 1e-4 if head.weight.dtype == torch.float32 else 1e-1
-    return torch.allclose(
-        shared[rows, columns - first[rows]], plain[rows, columns], rtol=tolerance, atol=tolerance
-    )
+    return probe.agrees(torch.cat([probe.distances(row, n, log_p[row]) for row, n in enumerate(first)]))

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
 
 import torch
 
 from rlkit.log_probs import label_log_probs, token_entropy
-from rlkit.samplers.base import Completion, SamplingParams, encode_prompts, end_of_text_ids
+from rlkit.samplers.base import Completion, SamplingParams, end_of_text_ids, prompt_ids
+from rlkit.samplers.shared_prefix import PlainDecoder, make_decoder
 from rlkit.support.adapters import for_sampling, inner, merged
+from rlkit.support.probes import evaluating, positions
 from rlkit.support.progress import progress
+from rlkit.tokenization import cut_at_stop, decode, hidden_ids
 
 # --- distributions
 
@@ -95,8 +97,14 @@ class StopStrings:
     of the response only. What counts in the end is the decoded text: see `cut`.
     """
 
-    def __init__(self, stop: tuple[str, ...], tokenizer, token_texts: list[str]):
-        self.stop, self.tokenizer = stop, tokenizer
+    def __init__(
+        self,
+        stop: tuple[str, ...],
+        tokenizer,
+        token_texts: list[str],
+        hidden: set[int] | frozenset = frozenset(),
+    ):
+        self.stop, self.tokenizer, self.hidden = stop, tokenizer, hidden
         self.tail = (
             max((len(s.encode()) for s in stop), default=0) + 4
         )  # a token is at least one byte of text
@@ -111,40 +119,23 @@ class StopStrings:
             ]
         )
 
-    def text(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
     def met(self, ids: list[int]) -> bool:
         """Whether the text of ``ids`` (the last ``tail`` of a response are enough) holds a stop string."""
-        text = self.text(ids)
+        text = decode(self.tokenizer, ids, self.hidden)
         return any(s in text for s in self.stop)
 
     def cut(self, ids: list[int]) -> tuple[str, int | None]:
-        """(text of ``ids`` through the stop string that ends first, number of ids through the one that
-        completed it).
-
-        (whole text, None) where no stop string occurs.
-        """
-        text = self.text(ids)
-        ends = [text.find(s) + len(s) for s in self.stop if s in text]
-        if not ends:
-            return text, None
-        low, high = 1, len(ids)  # fewest ids whose text has a stop string
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.met(ids[:middle]) else (middle + 1, high)
-        return text[: min(ends)], low
+        """The text through the first stop string: see `cut_at_stop`."""
+        return cut_at_stop(self.tokenizer, ids, self.stop, self.hidden)
 
 
 def token_texts(tokenizer, size: int) -> list[str]:
-    """The text that each of ``size`` ids adds after another token; special and unknown ids add none."""
+    """The text that each of ``size`` ids adds after another token; unknown ids add none."""
     known = min(size, len(tokenizer))
-    special = set(tokenizer.all_special_ids)
     anchor = next((ids for ids in (tokenizer.encode(c, add_special_tokens=False) for c in "a.0") if ids), [])
-    decode = dict(skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    start = len(tokenizer.decode(anchor, **decode))
-    texts = tokenizer.batch_decode([anchor + [i] for i in range(known)], **decode)
-    return ["" if i in special else text[start:] for i, text in enumerate(texts)] + [""] * (size - known)
+    start = len(decode(tokenizer, anchor))
+    texts = tokenizer.batch_decode([anchor + [i] for i in range(known)], clean_up_tokenization_spaces=False)
+    return [text[start:] for text in texts] + [""] * (size - known)
 
 
 # --- the sampler
@@ -199,27 +190,28 @@ class TransformersSampler:
         self._token_texts, self._stop = None, {}
 
     def generate(self, prompts: list[str], params: SamplingParams, n: int = 1) -> list[list[Completion]]:
-        """``n`` completions per prompt, in order. No special tokens are added to the prompts.
+        """``n`` completions per prompt, in order. Prompts are encoded by ``encode_prompts``.
 
         Raises ValueError for values out of range, an empty prompt, or a prompt that leaves no room for
         max_tokens.
         """
         if n < 1:
             raise ValueError(f"n: got {n!r}, expected at least 1")
-        room = getattr(self.model.config, "max_position_embeddings", None)
-        prompt_ids = encode_prompts(self.tokenizer, prompts, params.max_tokens, room)
+        room = positions(self.model.config)
+        encoded = prompt_ids(self.tokenizer, prompts, params.max_tokens, room)
         if not prompts:
             return []
+        self._decoder = make_decoder(self.model, max(map(len, encoded)) + params.max_tokens)
         rows: dict[tuple[int, int], Completion] = {}
         total = n * len(prompts)
         with (
             for_sampling(self.model),
             torch.inference_mode(),
-            _evaluating(self.model),
+            evaluating(self.model),
             progress(total=total, desc="sampling", disable=None if self.show_progress else True) as bar,
         ):
-            for batch in self._batches(prompt_ids, n):
-                rows |= dict(self._generate_batch(prompt_ids, batch, params))
+            for batch in self._batches(encoded, n):
+                rows |= dict(self._generate_batch(encoded, batch, params))
                 bar.update(len(batch))
             self._decoder.cache = None  # its memory is the training's now
         return [[rows[i, copy] for copy in range(n)] for i in range(len(prompts))]
@@ -235,10 +227,6 @@ class TransformersSampler:
 
     def _batches(self, prompt_ids: list[list[int]], n: int):
         """Lists of at most batch_size rows (prompt index, copy), prompts of similar length together."""
-        from rlkit.samplers.shared_prefix import PlainDecoder, make_decoder
-
-        if self._decoder is None:
-            self._decoder = make_decoder(self.model, prompt_ids[0][0])
         one_length = isinstance(self._decoder, PlainDecoder)
         batch = []
         for i in sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i])):
@@ -254,7 +242,9 @@ class TransformersSampler:
         if stop not in self._stop:
             if stop and self._token_texts is None:
                 self._token_texts = token_texts(self.tokenizer, vocabulary)
-            self._stop[stop] = StopStrings(stop, self.tokenizer, self._token_texts or [""] * vocabulary)
+            hidden = hidden_ids(self.tokenizer, self.eos_token_ids, stop)
+            texts = self._token_texts or [""] * vocabulary
+            self._stop[stop] = StopStrings(stop, self.tokenizer, texts, hidden)
         return self._stop[stop]
 
     def _generate_batch(self, prompt_ids, batch, params: SamplingParams):
@@ -324,21 +314,8 @@ class TransformersSampler:
             ids, log_p, entropy = columns
             ids = ids[: lengths.pop(0)]
             ended = ids[-1] in self.eos_token_ids
-            text, completed = stops.cut(ids[:-1] if ended else ids)
+            text, completed = stops.cut(ids)
             ids = ids if completed is None else ids[:completed]
             reason = "length" if completed is None and not ended else "stop"
             n = len(ids)
             yield row, Completion(text, ids, reason, log_p[:n], list(prompt_ids[row[0]]), entropy[:n])
-
-
-@contextmanager
-def _evaluating(model):
-    """The model in eval mode; every module's own mode is restored."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from rlkit.support.files import read_jsonl
 from rlkit.support.progress import progress
+from rlkit.tokenization import encode_prompts
 
 # The Alpaca template (Taori et al., 2023, Stanford Alpaca).
 ALPACA_PROMPT = (
@@ -36,7 +37,8 @@ def load_instructions(path) -> list[tuple[str, str]]:
 class PackedSFTDataset(Dataset):
     """Documents joined into one stream of tokens and cut into chunks of equal length.
 
-    Every document is the Alpaca prompt, the response and the end-of-text token. Chunk i holds stream tokens
+    Every document is the Alpaca prompt, the response and the end-of-text token (with the beginning-of-text
+    token in front, where the tokenizer itself puts one there). Chunk i holds stream tokens
     i*L ... i*L + L - 1 as "input_ids" and the same shifted by one as "labels", both (L,) int64. What is left
     over at the end (less than L tokens with a next token each) is dropped. No position is padding, and a
     chunk may start in the middle of a document: that is the price of packing.
@@ -59,11 +61,8 @@ class PackedSFTDataset(Dataset):
         if shuffle:
             order = torch.randperm(len(documents), generator=torch.Generator().manual_seed(seed))
             documents = [documents[i] for i in order]
-        stream = []
-        for instruction, response in documents:
-            text = alpaca_prompt(instruction) + response
-            ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-            stream += [*ids, tokenizer.eos_token_id]
+        texts = [alpaca_prompt(instruction) + response for instruction, response in documents]
+        stream = [i for ids in encode_prompts(texts, tokenizer) for i in (*ids, tokenizer.eos_token_id)]
         n_chunks = max(len(stream) - 1, 0) // seq_length
         tokens = torch.tensor(stream[: n_chunks * seq_length + 1], dtype=torch.long)
         self.input_ids = tokens[:-1].reshape(n_chunks, seq_length)

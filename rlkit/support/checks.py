@@ -49,6 +49,12 @@ def unusable_path(text: str) -> str:
     return f"it is {len(text)} characters long" if len(text) > LONGEST_PATH else ""
 
 
+def hub_revision(text: str) -> tuple[str, str | None]:
+    """(name, revision or None) of a hub id such as ``owner/name@revision``; a folder's name may hold an @."""
+    name, at, revision = text.partition("@")
+    return (name, revision) if at and not os.path.isdir(os.path.expanduser(text)) else (text, None)
+
+
 def missing_folder(text: str) -> bool:
     """True if the text looks like a local path and there is no such folder; False for what may be a hub id.
 

@@ -69,6 +69,7 @@ def evaluate(
         raise ValueError(f"n_samples: got {n_samples}, expected a whole number >= 1")
     options, grade = {"fast": fast} if reward_fn is None else {}, reward_fn or prompt.reward_fn
     sampling |= {"temperature": temperature, "stop": tuple(prompt.stop), "seed": seed}
+    prompt = prompt.for_tokenizer(getattr(sampler, "tokenizer", None))
     texts = [prompt.fill(problem.question) for problem in problems]
     groups = sampler.generate(texts, SamplingParams(max_tokens=max_tokens, **sampling), n_samples)
     rows = []

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from rlkit.support.checks import first_line, missing_folder, shown, unusable_path
+from rlkit.support.checks import first_line, hub_revision, missing_folder, shown, unusable_path
 from rlkit.support.files import read_jsonl
 from rlkit.tasks.problem import Problem, check_n
 
@@ -14,8 +14,8 @@ def load_problems(dataset: str | Path, split: str, n: int | None = None, seed: i
     """The first ``n`` problems of a split ("train" or "validation"); n=None is all of them, n=0 none.
 
     dataset: "laptop" (generated; ``seed`` picks which problems, all of them are 6400 and 512), or GSM8K as a
-        hub id ("openai/gsm8k") or a folder with train.jsonl and test.jsonl, where the test set serves as
-        validation.
+        hub id ("openai/gsm8k", or one with "@revision" behind it) or a folder with train.jsonl and
+        test.jsonl, where the test set serves as validation.
     """
     if dataset == "laptop":
         from rlkit.laptop.problems import generate_problems
@@ -73,8 +73,9 @@ def _gsm8k_problem(row: dict, where: str) -> Problem:
 
 
 def _rows_from_hub(hub_id: str, name: str) -> list:
-    owner, _, repo = hub_id.partition("/")
-    if not (owner and repo) or missing_folder(hub_id) or unusable_path(hub_id):
+    path, revision = hub_revision(hub_id)
+    owner, _, repo = path.partition("/")
+    if not (owner and repo) or missing_folder(path) or unusable_path(hub_id):
         expected = "expected 'laptop', a hub id like 'openai/gsm8k' or an existing folder"
         raise ValueError(f"got {shown(hub_id)}, {expected}")
     try:
@@ -83,7 +84,7 @@ def _rows_from_hub(hub_id: str, name: str) -> list:
         needs = "reading it from the hub needs the `datasets` package (pip install datasets)"
         raise ValueError(f"{hub_id!r} is not a folder here, and {needs}") from error
     try:
-        return list(load_dataset(hub_id, "main", split=name))
+        return list(load_dataset(path, "main", split=name, revision=revision))
     except Exception as error:  # not there, no network, a broken file: each layer has errors of its own
         expected = "expected 'laptop', a folder or the hub id of GSM8K"
         raise ValueError(f"could not load {hub_id!r} ({first_line(error)}); {expected}") from error

@@ -11,7 +11,7 @@ from rlkit.support.checks import hint
 DEFAULTS = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 DEFAULTS |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None, "min_tokens": 0}
 DEFAULTS |= {"stop": [], "include_stop_str_in_output": True, "stop_token_ids": [], "ignore_eos": False}
-DEFAULTS |= {"skip_special_tokens": True}
+DEFAULTS |= {"skip_special_tokens": True, "spaces_between_special_tokens": False}
 
 
 class ServerDied(RuntimeError):

@@ -5,12 +5,14 @@ from typing import Any
 
 import torch
 
-from rlkit.samplers.base import Completion, SamplingParams, encode_prompts, end_of_text_ids
+from rlkit.samplers.base import Completion, SamplingParams, end_of_text_ids, prompt_ids
 from rlkit.samplers.vllm import checkpoint
 from rlkit.samplers.vllm.client import ServerDied
 from rlkit.samplers.vllm.find import ONE_GPU_SHARE, OWN_GPU_SHARE, find_vllm, place, vllm_missing
 from rlkit.samplers.vllm.server import VLLMServer
 from rlkit.support.adapters import merged
+from rlkit.support.probes import positions
+from rlkit.tokenization import cut_at_stop, hidden_ids
 
 LEAST_TEMPERATURE = 0.01  # below it vLLM silently samples at this one
 
@@ -44,7 +46,6 @@ class VLLMSampler:
         self._own_ends = eos_token_ids is not None
         ends = set(end_of_text_ids(model, tokenizer) if eos_token_ids is None else eos_token_ids)
         self.eos_token_ids = sorted(i for i in ends if i < model.get_input_embeddings().num_embeddings)
-        self._visible_ends = set(self.eos_token_ids) - set(tokenizer.all_special_ids)
         options = {name: value for name, value in options.items() if value is not None}
         gpu, shared = place(next(model.parameters()).device, options.pop("gpu", None))
         options.setdefault("gpu_memory_utilization", ONE_GPU_SHARE if shared else OWN_GPU_SHARE)
@@ -83,20 +84,21 @@ class VLLMSampler:
                 server.sync_policy_weights(self.model)
 
     def generate(self, prompts: list[str], params: SamplingParams, n: int = 1) -> list[list[Completion]]:
-        """``n`` completions per prompt, in order. No special tokens are added to the prompts."""
+        """``n`` completions per prompt, in order. Prompts are encoded by ``encode_prompts``."""
         if n < 1:
             raise ValueError(f"n: got {n!r}, expected at least 1")
         if 0 < params.temperature < LEAST_TEMPERATURE:
             expected = f"expected 0 (greedy) or at least {LEAST_TEMPERATURE}, below which vLLM does not go"
             raise ValueError(f"temperature: got {params.temperature}, {expected}")
-        room = self.server.max_model_len or getattr(self.model.config, "max_position_embeddings", None)
-        ids = encode_prompts(self.tokenizer, prompts, params.max_tokens, room)
-        ends = {"stop_token_ids": self.eos_token_ids, "ignore_eos": self._own_ends}
-        wanted = vars(params) | {"n": n, "stop": list(params.stop)} | ends
+        room = self.server.max_model_len or positions(self.model.config)
+        ids = prompt_ids(self.tokenizer, prompts, params.max_tokens, room)
+        how = {"stop_token_ids": self.eos_token_ids, "ignore_eos": self._own_ends}
+        how |= {"skip_special_tokens": False, "spaces_between_special_tokens": False}
+        wanted = vars(params) | {"n": n, "stop": list(params.stop)} | how
         found = self._with_restarts(lambda: self._generate(ids, wanted)) if prompts else []
-        for c in found:  # an end-of-text id that the tokenizer does not call special
-            if c.token_ids and c.token_ids[-1] in self._visible_ends:
-                c.text = self.tokenizer.decode(c.token_ids[:-1], True, clean_up_tokenization_spaces=False)
+        hidden = hidden_ids(self.tokenizer, self.eos_token_ids, params.stop)
+        for c in found:  # as the in-process sampler says it: vLLM's own text would hold the end-of-text token
+            c.text, _ = cut_at_stop(self.tokenizer, c.token_ids, params.stop, hidden)
         return [found[i * n : (i + 1) * n] for i in range(len(prompts))]
 
     def _generate(self, ids: list[list[int]], wanted: dict) -> list[Completion]:

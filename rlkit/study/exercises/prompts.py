@@ -18,7 +18,7 @@ from rlkit.tasks.prompts import Prompt
     notebook="01",
     reveals="rlkit.tasks.prompts:Prompt.fill",
     axes=(),
-    solution=lambda template, question: Prompt("exercise", template, "question_only").fill(question),
+    solution=lambda template, question: str(Prompt("exercise", template, "question_only").fill(question)),
     cases=lambda: [
         ("a plain question", ("Q: {question}\nA:", "What is 2 + 3?")),
         ("braces in the template", (r"{question} Put it in \boxed{}.", "What is 2 + 3?")),

@@ -21,8 +21,8 @@ class _Letters:
     def __init__(self, documents):
         self.documents = iter(documents)
 
-    def __call__(self, text, **_):
-        return {"input_ids": list(next(self.documents))}
+    def __call__(self, texts, **_):
+        return {"input_ids": [list(next(self.documents)) for _ in texts]}
 
 
 def _library_packing(documents, seq_length):

@@ -18,7 +18,7 @@ class ToyTokenizer:
     words = ("<pad>", "<eos>", "<bos>", "Hello", "world", "This", "is", "a", "test", "another", "a test")
 
     def __init__(self, pad_token_id=0):
-        self.pad_token_id, self.eos_token_id, self.bos_token_id = pad_token_id, 1, 2
+        self.pad_token_id, self.eos_token_id = pad_token_id, 1
 
     def encode(self, text, add_special_tokens=True, **_):
         pieces, ids = text.split(), [2] if add_special_tokens else []

@@ -6,7 +6,7 @@ file (which editors add) is not part of the prompt.
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlkit.support.checks import hint, shown
@@ -14,6 +14,21 @@ from rlkit.support.checks import hint, shown
 SLOT = "{question}"
 REWARDS = ("r1_zero", "question_only")
 _FOLDER = Path(__file__).parent
+
+
+class Filled(str):
+    """A prompt's text that remembers which of it is the question: a tokenizer trusts only the rest."""
+
+    parts: list[str]
+    question: str
+
+    def __new__(cls, text: str, parts: list[str], question: str):
+        filled = super().__new__(cls, text)
+        filled.parts, filled.question = parts, question
+        return filled
+
+    def __getnewargs__(self):  # for copies and pickles
+        return str(self), self.parts, self.question
 
 
 @dataclass(frozen=True)
@@ -25,6 +40,8 @@ class Prompt:
         brace is doubled (``\boxed{{}}``, as for ``str.format``) means the same.
     reward: "r1_zero" (answer inside answer tags) or "question_only" (answer inside a box).
     stop: strings that end a response; the sampler keeps them in the text.
+    chat: the text before ``{question}`` is a system text and the question a user's turn, in the tokenizer's
+        own chat template, which ``for_tokenizer`` puts in; the assistant's turn is opened with ``<think>``.
 
     >>> Prompt("demo", r"{question} Use \boxed{}.", "question_only").fill("What is {x}?")
     'What is {x}? Use \\boxed{}.'
@@ -34,6 +51,7 @@ class Prompt:
     template: str
     reward: str
     stop: tuple[str, ...] = ()
+    chat: bool = False
 
     def __post_init__(self):
         if SLOT not in self.template:
@@ -45,10 +63,29 @@ class Prompt:
         """The template with ``question`` in it, whose own braces and ``{question}`` stay as they are."""
         if not isinstance(question, str):
             raise ValueError(f"question: got {type(question).__name__} {question!r}, expected a str")
+        if self.chat:
+            raise ValueError(
+                f"prompt: {self.name!r} is a chat, expected .for_tokenizer(tokenizer) before .fill"
+            )
         parts = self.template.split(SLOT)
         if all(_only_doubled_braces(part) for part in parts):
             parts = [part.replace("{{", "{").replace("}}", "}") for part in parts]
-        return question.join(parts)
+        return Filled(question.join(parts), parts, question)
+
+    def for_tokenizer(self, tokenizer) -> "Prompt":
+        """This prompt, a chat's with the tokenizer's chat template around it. ValueError if it has none."""
+        if not self.chat:
+            return self
+        if not getattr(tokenizer, "chat_template", None):
+            raise ValueError(f"prompt: {self.name!r} needs a tokenizer with a chat template; try r1_zero")
+        system, user = self.template.split(SLOT)[0].strip(), {"role": "user", "content": SLOT}
+        how = {"tokenize": False, "add_generation_prompt": True}
+        try:
+            text = tokenizer.apply_chat_template([{"role": "system", "content": system}, user], **how)
+        except Exception:  # templates without a system's turn raise what they like
+            text = tokenizer.apply_chat_template([user | {"content": f"{system}\n\n{SLOT}"}], **how)
+        opened = text.rstrip().endswith("<think>")
+        return replace(self, template=text if opened else text + "<think>", chat=False)
 
     @property
     def reward_fn(self) -> Callable[..., dict[str, float]]:
@@ -101,4 +138,5 @@ def load_prompt(name_or_path: str | Path | Prompt, *, reward: str | None = None)
         raise ValueError(line) from error
     if reward is None:
         reward = "r1_zero" if "<answer>" in template else "question_only"
-    return Prompt(path.stem, template, reward, stop=("</answer>",) if reward == "r1_zero" else ())
+    stop = ("</answer>",) if reward == "r1_zero" else ()
+    return Prompt(path.stem, template, reward, stop, chat=path == _FOLDER / "chat.prompt")
