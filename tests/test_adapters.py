@@ -125,10 +125,11 @@ def test_the_sampler_draws_from_the_policy_that_is_trained(base, dtype):
     for name, p in model.named_parameters():
         if ".lora_B." in name and dtype == "bfloat16":
             p.data.mul_(1e-2)
+    sampler = TransformersSampler(model, byte_tokenizer())
+    sampler.generate(["ab"], SamplingParams(max_tokens=1))  # looks at the model first, with the adapter in it
     handle = model.model.register_forward_pre_hook(
         lambda *_: classes.add(type(model.model.layers[0].mlp.up_proj).__module__.partition(".")[0])
     )
-    sampler = TransformersSampler(model, byte_tokenizer())
     groups = sampler.generate(["ab", "cde"], SamplingParams(max_tokens=12, seed=1), 3)
     handle.remove()
     assert classes == {"torch" if dtype == "float32" else "peft"}

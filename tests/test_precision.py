@@ -9,9 +9,11 @@ from tiny_model import MAKERS, save_tiny_model, share_of_lower_case
 from rlkit import ALGORITHMS, Config, train
 from rlkit.batch import RolloutBatch
 from rlkit.grpo import optimizer_step, train_step
+from rlkit.jobs.parameters import EvaluateJob
 from rlkit.jobs.watch import MOVED_STEPS, Watch
 from rlkit.samplers.shared_scoring import can_share_prefix
 from rlkit.support.adapters import add_lora
+from rlkit.support.models import choose_attention, load_model
 from rlkit.support.recompute import recomputed_layers
 
 
@@ -184,3 +186,28 @@ def test_a_run_in_plain_bfloat16_is_warned_and_one_with_masters_or_a_lora_is_not
     train(config, reward_fn=share_of_lower_case)
     warned = "weights have changed in 4 steps at lr 1e-05: bfloat16 rounds" in capsys.readouterr().out
     assert warned == (change == dict(dtype="bfloat16") and not lora)
+
+
+def test_the_preset_olmo_has_masters_and_plain_bfloat16_is_one_parameter_away():
+    olmo, plain = Config.preset("olmo"), Config.preset("olmo", dtype="bfloat16")
+    assert (olmo.dtype, olmo.autocast, plain.dtype, plain.autocast) == ("float32", True, "bfloat16", False)
+    given = Config.from_parameters({"preset": "olmo", "dtype": "bfloat16"})
+    assert given == plain
+    with pytest.raises(ValueError, match="^autocast_dtype: got float16 with autocast False"):
+        Config(autocast_dtype="float16")
+    job = EvaluateJob.from_parameters({"preset": "olmo", "model": "laptop"})  # needs no masters
+    assert (job.config.dtype, job.config.autocast) == ("bfloat16", False)
+
+
+def test_flash_attention_looks_at_the_type_that_is_computed_in(monkeypatch):
+    monkeypatch.setattr("rlkit.support.models.find_spec", lambda name: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    cuda, asked = torch.device("cuda"), []
+    assert choose_attention("flash_attention_2", torch.float32, cuda)[0] == "sdpa"
+    assert choose_attention("flash_attention_2", torch.bfloat16, cuda)[0] == "flash_attention_2"
+    monkeypatch.setattr(
+        "rlkit.support.models.choose_attention", lambda *a: (asked.append(a), ("sdpa", ""))[1]
+    )
+    load_model("laptop", "float32", "cpu", "flash_attention_2", torch.bfloat16)
+    load_model("laptop", "float32", "cpu", "flash_attention_2")
+    assert [dtype for _, dtype, _ in asked] == [torch.bfloat16, torch.float32]

@@ -523,6 +523,17 @@ def test_training_learns_through_a_server_that_is_killed_once(tmp_path):
     assert metrics["val_reward"].dropna().iloc[-1] > metrics["val_reward"].dropna().iloc[0]
 
 
+@pytest.mark.parametrize("way", ["shm", "gloo"])
+def test_a_lora_is_sampled_merged(tmp_path, way):
+    """Two steps after the first update: log-probs of the server and of the trainer's adapter still agree."""
+    from rlkit import Config, train
+
+    small = dict(n_train=64, n_val=8, n_val_final=8, n_steps=3, rollout_batch_size=32, lr=3e-3, eval_every=0)
+    config = Config(sampler="vllm", weight_sync=way, lora_rank=8, run_dir=str(tmp_path / "run"), **small)
+    run = train(config, reward_fn=lambda response, gold: {"reward": float(len(response) % 2)})
+    assert run.metrics.logprob_gap_max.dropna().max() < 1e-3 and (run.path / "adapter").is_dir()
+
+
 def test_training_that_cannot_restart_its_server_stops_with_everything_saved_and_goes_on(tmp_path):
     """The server dies in step 4 and may not be replaced; the run, resumed, ends. In bfloat16 autocast."""
     from rlkit import Config, load_model, train
