@@ -1,6 +1,7 @@
 """From text to the three tensors that every later step reads: input ids, labels and the response mask."""
 
 import re
+from collections.abc import Collection
 
 import torch
 from jaxtyping import Bool, Int
@@ -130,7 +131,7 @@ def hidden_ids(tokenizer, ends=(), stop=()) -> set[int]:
     return {i for i in ids if not any(s in decode(tokenizer, [i]) for s in stop)} if stop else ids
 
 
-def decode(tokenizer, ids: list[int], hidden=frozenset()) -> str:
+def decode(tokenizer, ids: list[int], hidden: Collection[int] = ()) -> str:
     """The text of a response, special tokens included but for the ``hidden`` ones."""
     ids = [i for i in ids if i not in hidden]
     return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny_model import save_tiny_model, share_of_lower_case
+from tiny_model import SIZES, chat_tokenizer, save_tiny_model, share_of_lower_case
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlkit import trainer
 from rlkit.algorithms import ALGORITHMS
@@ -445,3 +446,27 @@ def test_a_callable_object_as_a_part_is_recorded_by_its_class(tiny):
     mine = replace(ALGORITHMS["drgrpo"], name="mine", baseline=Half())
     run = train(tiny(n_steps=1, n_val=0), algorithm=mine, reward_fn=share_of_lower_case)
     assert run.config["algorithm"]["baseline"].endswith("Half")
+
+
+def test_a_chat_model_with_a_beginning_of_text(tiny, tmp_path):
+    """The tokenizer's own template and its BOS, once, in what is sampled from; the run says so."""
+    tokenizer = chat_tokenizer(bos=True)
+    config = LlamaConfig(**SIZES | {"vocab_size": len(tokenizer)}, eos_token_id=1)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "chat")
+    tokenizer.save_pretrained(tmp_path / "chat")
+    seen = []
+
+    class Watching(TransformersSampler):
+        def generate(self, prompts, params, n=1):
+            groups = super().generate(prompts, params, n)
+            seen.extend(c.prompt_token_ids for group in groups for c in group)
+            return groups
+
+    model, loaded = load_model(tmp_path / "chat")
+    given = dict(model=model, tokenizer=loaded, sampler=Watching(model, loaded))
+    run = train(tiny(n_steps=1, prompt="chat"), reward_fn=share_of_lower_case, **given)
+    assert run.config["prompts_open_with"] == [tokenizer.bos_token_id]
+    assert all(ids.count(tokenizer.bos_token_id) == 1 and ids[0] == tokenizer.bos_token_id for ids in seen)
+    assert run.rollouts.iloc[0].prompt.startswith("<s><|im_start|>system\nFirst think about the question")
+    with pytest.raises(ValueError, match="prompt: 'chat' needs a tokenizer with a chat template"):
+        train(tiny(n_steps=1, prompt="chat"))

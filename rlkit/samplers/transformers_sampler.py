@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Collection
 from hashlib import blake2b
 from typing import Any
 
@@ -98,11 +99,7 @@ class StopStrings:
     """
 
     def __init__(
-        self,
-        stop: tuple[str, ...],
-        tokenizer,
-        token_texts: list[str],
-        hidden: set[int] | frozenset = frozenset(),
+        self, stop: tuple[str, ...], tokenizer, token_texts: list[str], hidden: Collection[int] = ()
     ):
         self.stop, self.tokenizer, self.hidden = stop, tokenizer, hidden
         self.tail = (

@@ -11,7 +11,7 @@ import torch
 PROBED = 512  # the longest window that rows are made to exceed; a longer one costs too much to try
 SHORTEST = 14  # the rows of a probe for no window at all are shorter, and compared in full
 KEPT = 16  # positions of a row that are compared
-MARGIN = {True: 512, False: 4}  # two right ways may differ by this many float errors, in float32 and below it
+FINE_MARGIN, COARSE_MARGIN = 512, 4  # float errors that two right ways may differ by, in float32 and below it
 
 _OUTPUT_HEADS: WeakKeyDictionary = WeakKeyDictionary()
 _VERDICTS: WeakKeyDictionary = WeakKeyDictionary()
@@ -86,7 +86,7 @@ class Probe:
     """Three rows of tokens and a plain full forward pass of each one by itself: what is right.
 
     rows: one, and two that share a prompt; all longer than ``window``.
-    tolerance: how far apart two right ways may be: a MARGIN times the model's own float error, which is how
+    tolerance: how far apart two right ways may be: a margin times the model's own float error, which is how
         far its log-probs move (median over positions) when every second number of the embeddings' output is
         nudged by one unit in the last place, at least half a unit of the log-probs themselves. Right ways
         were measured at 0 to 2 times that error (a chunked recurrence at 400), wrong ones at 50,000 and more
@@ -105,7 +105,9 @@ class Probe:
         right, eps = torch.cat(self.log_probs), torch.finfo(model.dtype).eps
         noise = distances(torch.cat(nudged), right).median()
         rounding = eps / 2 * distances(right, torch.zeros(())).median()
-        self.tolerance = MARGIN[eps < 1e-4] * torch.maximum(noise, rounding).item()
+        self.tolerance = (FINE_MARGIN if eps < 1e-4 else COARSE_MARGIN) * torch.maximum(
+            noise, rounding
+        ).item()
         self.finite = not right.isnan().any()
 
     def distances(self, row: int, position: int, log_probs: torch.Tensor) -> torch.Tensor:
