@@ -17,7 +17,7 @@ class Algorithm:
     importance_reweighting_method: a name in ``rlkit.losses.REWEIGHTINGS``, or a function like those there.
     cliprange: how far an importance ratio may leave 1, or (below, above), for the methods that clip.
     off_policy: True makes the train batch smaller than the rollout batch: several updates use one rollout.
-    mask_truncated: responses that were cut at max_tokens count in their group's mean but are not learned from.
+    mask_truncated: responses cut at max_tokens count in their group's mean, but are not learned from.
     resamples: how often groups whose rewards are all equal may be replaced by other prompts'.
     kl_coef: factor of the penalty ``rlkit.losses.k3``, towards the model before training.
 
@@ -61,7 +61,7 @@ _SUMMARIES = {
     "offpolicy_clip": "token-level importance weights, clipped as in PPO",
     "offpolicy_gspo": "one weight per response, the geometric mean of its tokens', clipped",
     "cispo": "the weight is held at 1 + e and carries no gradient; every token keeps its score function",
-    "dapo": "offpolicy_clip with more room above, a mean over tokens, cut responses left out, groups resampled",
+    "dapo": "offpolicy_clip with more room above, a mean over tokens, cut and silent rows left out",
 }
 ALGORITHMS = {row[0]: Algorithm(*row, summary=_SUMMARIES[row[0]]) for row in _ROWS}
 

@@ -71,7 +71,8 @@ def train_step(
         ``batch.entropies`` is there, else of the rows used), clip_fraction and its two sides (of all the
         batch's response tokens, or sequences for "gspo"), ratio_min and ratio_max (to the old policy,
         on-policy to the sampler), logprob_gap_mean and logprob_gap_max (|model - sampler|), response_length
-        (mean tokens), rows_used (rows passed through the model), kl (mean of k3), lr, and the counts behind them (n_*). Every
+        (mean tokens), rows_used (rows passed through the model), kl (mean of k3), lr, and the counts behind
+        them (n_*). Every
         gradient is None.
 
     Raises ValueError for arguments that do not fit, before the model is touched.
@@ -127,7 +128,7 @@ def train_step(
 
 
 def rows_that_teach(batch: RolloutBatch, algorithm: Algorithm) -> Rows:
-    """Rows with a response and an advantage other than 0 (any for a reweighting of one's own, or with a KL)."""
+    """Rows with a response and an advantage other than 0 (any for a reweighting of one's own or a KL)."""
     method = algorithm.importance_reweighting_method
     own = named_function("importance_reweighting_method", method, REWEIGHTINGS) not in REWEIGHTINGS.values()
     return batch.response_mask.any(dim=1) & ((batch.advantages != 0) | own | (algorithm.kl_coef > 0))

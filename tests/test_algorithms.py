@@ -32,6 +32,7 @@ def test_the_table_is_the_handouts():
         "offpolicy_clip": ("mean", "std", "sequence", "grpo", 0.2, True),
         "offpolicy_gspo": ("mean", "std", "sequence", "gspo", 3e-4, True),
         "cispo": ("mean", "std", "sequence", "cispo", 0.2, True),
+        "dapo": ("mean", "std", "token", "grpo", (0.2, 0.28), True),
     }
     assert all(name == row.name and row.summary for name, row in ALGORITHMS.items())
     assert {row.importance_reweighting_method for row in ALGORITHMS.values()} == set(REWEIGHTINGS)

@@ -238,7 +238,7 @@ def test_bad_input_is_named(arguments, named):
 @pytest.mark.parametrize(
     "arguments, named",
     [
-        ((torch.ones(2, 3), "token"), "loss_normalization: got 'token'"),
+        ((torch.ones(2, 3), "tokens"), "loss_normalization: got 'tokens'"),
         ((torch.ones(3, 2),), "mask: got shape"),
         ((torch.ones(2, 3), "constant"), "normalization_constant: got None"),
         ((torch.ones(2, 3), "constant", 0), "normalization_constant: got 0"),
@@ -256,7 +256,7 @@ def test_bool_rewards_and_lists_are_numbers():
 
 
 @pytest.mark.parametrize(
-    "value", ["0.2", b"1", True, None, float("nan"), -1, [0.2, 0.2], 10**400, "x" * 5000]
+    "value", ["0.2", b"1", True, None, float("nan"), -1, [0.2], [0.2, -1], 10**400, "x" * 5000]
 )
 def test_what_is_no_number_is_one_error(value):
     with pytest.raises(ValueError, match="^cliprange: got .*expected a number >= 0") as error:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from tiny_model import save_tiny_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, get_scheduler
 
 from rlkit import (
     ALGORITHMS,
@@ -221,6 +221,7 @@ class Plain:
             self.model = get_peft_model(
                 self.model, LoraConfig(r=rank, lora_alpha=alpha, target_modules=names)
             ).eval()
+        self.reference = AutoModelForCausalLM.from_pretrained(folder).eval() if case.kl else None
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         betas = (values["adam_beta1"], values["adam_beta2"])
         self.optimizer = torch.optim.AdamW(
@@ -242,6 +243,15 @@ class Plain:
                 found[f"{name}.weight"] = frozen + self.values["lora_alpha"] / rank * b @ a
         return {name.removeprefix("base_model.model."): p.detach() for name, p in found.items()}
 
+    def rate(self, step):
+        """The learning rate of a rollout batch, by transformers' own schedule."""
+        if "lr_schedule" not in self.values:
+            return self.values["lr"]
+        one = torch.optim.SGD([torch.zeros(1)], lr=self.values["lr"])
+        length = (self.values["lr_warmup_steps"], self.values["n_steps"] + 1)
+        schedule = get_scheduler(self.values["lr_schedule"], one, *length)
+        return schedule.lr_lambdas[0](step) * self.values["lr"]
+
     def advantages(self, rewards):
         centred = rewards - rewards.mean(1, keepdim=True) if self.case.centre else rewards
         eps = self.values["advantage_eps"]
@@ -254,10 +264,11 @@ class Plain:
     def token_losses(self, advantage, new, old):
         """(losses, ratios, clipped low, clipped high) of one response."""
         e, ratio = self.case.cliprange, (new - old).exp()
+        below, above = e if isinstance(e, tuple) else (e, e)
         if self.case.method == "gspo":
             ratio = (new - old).mean().exp()[None]
-        low = (ratio < 1 - e) & (advantage < 0) if e else torch.zeros_like(ratio, dtype=bool)
-        high = (ratio > 1 + e) & (advantage > 0) if e else torch.zeros_like(ratio, dtype=bool)
+        low = (ratio < 1 - below) & (advantage < 0) if e else torch.zeros_like(ratio, dtype=bool)
+        high = (ratio > 1 + above) & (advantage > 0) if e else torch.zeros_like(ratio, dtype=bool)
         if self.case.method == "none":
             losses = -advantage * new
         elif self.case.method == "noclip":
@@ -266,7 +277,7 @@ class Plain:
             low, high = torch.zeros_like(low), (ratio > 1 + e) & (advantage != 0)
             losses = -advantage * ratio.detach().clamp(max=1 + e) * new
         else:
-            unclipped, clipped = advantage * ratio, advantage * ratio.clamp(1 - e, 1 + e)
+            unclipped, clipped = advantage * ratio, advantage * ratio.clamp(1 - below, 1 + above)
             losses = -torch.where(clipped < unclipped, clipped, unclipped)
         return losses.expand(len(new)), ratio.detach(), low, high
 
@@ -289,10 +300,9 @@ class Plain:
             "groups_mixed": (~(by_group >= 1).all(1) & ~(by_group <= 0).all(1)).sum(),
             "distinct_answers": np.mean([len({line.answer for line in group}) for group in groups]),
             "groups_identical": sum(len({line.completion.text for line in group}) == 1 for group in groups),
-            "rows_used": sum(a != 0 and n_tokens > 0 for a, n_tokens in zip(advantages, lengths)),
             "response_length": np.mean(lengths),
             "truncated_share": np.mean([line.kind == "cut" for line in lines]),
-            "lr": values["lr"],
+            "lr": self.rate(step),
             "optimizer_steps": n // values["train_batch_size"],
         }
         sampled = None if case.quiet else [torch.tensor(c.log_probs) for c in completions]
@@ -301,7 +311,14 @@ class Plain:
         gaps = None if case.quiet else [b - s for b, s in zip(before, sampled)]
         # only rows that teach are scored: gaps, ratios and, unless the sampler knows better, entropy are
         # theirs
-        teach = [i for i in range(n) if advantages[i] != 0 and lengths[i]]
+        kept = [i for i in range(n) if not (case.masked and lines[i].kind == "cut")]
+        teach = [i for i in kept if (advantages[i] != 0 or case.kl) and lengths[i]]
+        row["rows_used"] = len(teach)
+        if case.kl:
+            with torch.no_grad():
+                reference = score(self.reference, completions, t)[0]
+        for group in self.optimizer.param_groups:
+            group["lr"] = row["lr"]
         cap = values.get("tis_cap")
         weights = [gap.exp().clamp(max=cap) for gap in gaps] if cap else [torch.ones_like(b) for b in before]
         if cap and teach:
@@ -320,15 +337,19 @@ class Plain:
                 watched = torch.cat(watched)
                 row |= {"logprob_gap_mean": watched.mean(), "logprob_gap_max": watched.max()}
 
-        losses, norms, entropies, ratios, low, high = [], [], [], [], [], []
-        for batch in batches:
+        losses, norms, entropies, ratios, low, high, kls = [], [], [], [], [], [], []
+        for batch in [[i for i in some if i in kept] for some in batches]:
+            constant = sum(lengths[i] for i in batch) if case.tokens else case.constant
             new, entropy = score(self.model, [completions[i] for i in batch], t)
             loss = 0.0
             for log_p, i in zip(new, batch):
                 per_token, *seen = self.token_losses(advantages[i].item(), log_p, old[i] if old else log_p)
                 per_token = per_token * weights[i]
+                if case.kl:
+                    kls.append(reference[i].sub(log_p).exp() - 1 + log_p - reference[i])
+                    per_token = per_token + case.kl * kls[-1]
                 mean = per_token.sum() / max(1, len(per_token))
-                loss += per_token.sum() / case.constant if case.constant else mean / len(batch)
+                loss += per_token.sum() / constant if constant else mean / size
                 for found, value in zip((ratios, low, high), seen):
                     if found is not ratios or i in teach:
                         found.append(value)
@@ -342,6 +363,8 @@ class Plain:
             entropies += [found for i, found in zip(batch, entropy) if i in teach]
         low, high = torch.cat(low).double().mean(), torch.cat(high).double().mean()
         row |= {"loss": np.mean(losses), "grad_norm": np.mean(norms)}
+        if case.kl:
+            row["kl"] = torch.cat([kls_of.detach() for kls_of in kls]).mean()
         if case.entropies:
             entropies = [torch.tensor(c.entropies) for c in completions]
         if entropies:
@@ -364,7 +387,10 @@ class Case:
     divide: object = "std"
     constant: float | None = None
     method: str = "none"
-    cliprange: float = 0.0
+    cliprange: float | tuple = 0.0
+    tokens: bool = False  # one mean over the train batch's tokens
+    masked: bool = False  # cut responses are not learned from
+    kl: float = 0.0
     halves: bool = False
     quiet: bool = False  # a sampler that gives no log-probs, and some responses without a single token
     entropies: bool = False  # a sampler that knows the entropy of what it drew from
@@ -398,6 +424,27 @@ CASES = {
     ),
     "cispo": Case(
         "cispo", method="cispo", cliprange=0.03, changes=SEVERAL | dict(cliprange=0.03, tis_cap=1.1)
+    ),
+    "dapo": Case(
+        "dapo",
+        method="grpo",
+        cliprange=(0.01, 0.03),
+        tokens=True,
+        masked=True,
+        changes=SEVERAL
+        | dict(cliprange=0.01, cliprange_high=0.03, resamples=0, lr_warmup_steps=2)
+        | dict(lr_schedule="linear"),
+    ),
+    "grpo, a KL penalty": Case(
+        "grpo", kl=0.4, changes=dict(kl_coef=0.4, lr_schedule="cosine") | dict(lr_warmup_steps=1)
+    ),
+    "offpolicy_clip, a KL penalty": Case(
+        "offpolicy_clip",
+        method="grpo",
+        cliprange=0.02,
+        kl=0.2,
+        masked=True,
+        changes=SEVERAL | dict(kl_coef=0.2, cliprange=0.02, mask_truncated=True, tis_cap=1.05),
     ),
     "grpo, a LoRA": Case("grpo", changes=LORA),
     "offpolicy_clip, a LoRA, layers recomputed": Case(
@@ -567,7 +614,7 @@ def test_a_run_is_the_same_steps_in_plain_torch(world, tmp_path, name):
     # the values bind: at the defaults each of these would be none or all
     first = metrics.loc[1]
     assert first.grad_norm > 2 * values["max_grad_norm"] and 0 < first.truncated_share < 1
-    assert name == "rft" or 0 < first.rows_used < 12 and metrics.rows_used[3] == 0
+    assert name == "rft" or case.kl or 0 < first.rows_used < 12 and metrics.rows_used[3] == 0
     assert "tis_cap" not in values or 0.1 < first.tis_share < 0.9
     assert not case.cliprange or 0 < metrics.clip_fraction_high.mean() < 0.5
     assert case.method not in ("grpo", "gspo") or 0 < metrics.clip_fraction_low.mean() < 0.5

@@ -144,6 +144,7 @@ def step_on_ids(
     sampler_log_probs=None,
     entropies=None,
     shared_prefix=True,
+    cliprange=None,
     **options,
 ):
     """The handout's step from ids in place of text: (loss, metadata)."""
@@ -172,7 +173,7 @@ def step_on_ids(
     )
     batch.advantages = as_tensor("advantages", advantages, "numbers", dtype=torch.float32)
     algorithm = Algorithm(
-        "", baseline, advantage_normalizer, loss_normalization, importance_reweighting_method
+        "", baseline, advantage_normalizer, loss_normalization, importance_reweighting_method, cliprange
     )
     patch = {} if shared_prefix else {"get_shared_prefix_log_probs": get_response_log_probs}
     with mock.patch.multiple("rlkit.grpo", **patch) if patch else mock.MagicMock():

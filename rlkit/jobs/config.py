@@ -285,10 +285,11 @@ def _check_together(config: Config, algorithm) -> None:
         and not c.lora_rank,
         f"weight_sync: got {c.weight_sync!r} with sampler {c.sampler!r}, which has the policy's own "
         "weights; expected auto, or sampler vllm": c.weight_sync != "auto" and c.sampler != "vllm",
-        f"cliprange_high: got {c.cliprange_high} for {a.name!r}, which does not clip; expected None": not clips
-        and c.cliprange_high is not None,
-        f"lr_warmup_steps: got {c.lr_warmup_steps}, expected fewer than n_steps, {c.n_steps}": c.lr_warmup_steps
-        and c.lr_warmup_steps >= c.n_steps,
+        f"n_gpus: got {c.n_gpus} with autocast_dtype float16, whose loss scale one process keeps; expected "
+        "1, or bfloat16": c.n_gpus > 1 and c.autocast_dtype == "float16",
+        f"lr_warmup_steps: got {c.lr_warmup_steps}, expected fewer than n_steps, {c.n_steps}": bool(
+            c.lr_warmup_steps and c.lr_warmup_steps >= c.n_steps
+        ),
         "run_dir: got None with resume=True, expected the folder of the run to go on with": c.resume
         and c.run_dir is None,
     }

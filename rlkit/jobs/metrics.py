@@ -18,9 +18,10 @@ groups_all_right | groups all right (prompts) | prompts whose responses are all 
 groups_all_wrong | groups all wrong (prompts) | prompts whose responses are all wrong (no signal)
 groups_mixed | groups mixed (prompts) | prompts with both, which the gradient comes from
 distinct_answers | distinct answers / group | mean number of different extracted answers per prompt
+prompts_asked | prompts asked | with resamples: prompts that were sampled from, those that gave way included
 groups_identical | groups identical (prompts) | prompts whose responses are all the same text
 rows_used | rows used (responses) | responses passed through the model: those with an advantage other than
-  zero
+  zero, all with a kl_coef
 response_length | train length (tokens) | mean tokens per response
 truncated_share | truncated (share) | share of responses cut at max_tokens
 clip_fraction | clipped (share) | share of all response tokens (sequences for gspo) at which clipping
@@ -30,6 +31,8 @@ clip_fraction_high | clipped high (share) | positive advantage, ratio above 1 + 
 ratio_min | smallest ratio | smallest importance ratio in the rows used: to the old policy where old
   log-probs are scored (a weighted method, or tis_cap), else to the sampler
 ratio_max | largest ratio | largest importance ratio
+kl | KL to the base model (nats / token) | with a kl_coef: mean of the estimate k3 over the response tokens,
+  while training
 logprob_gap_mean | log-prob gap (nats / token) | mean absolute difference between the trainer's and the
   sampler's log-probability of a sampled token, in the rows used, before the first update, nats
 logprob_gap_max | largest log-prob gap (nats) | largest such gap

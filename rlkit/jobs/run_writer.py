@@ -206,6 +206,7 @@ def _record(path: Path, config, algorithm) -> dict:
 def run_record(config, algorithm) -> dict:
     """What config.json holds: the fields, the algorithm, and where, when and with what the run was made."""
     parts = {f.name: getattr(algorithm, f.name) for f in fields(algorithm)}
+    parts |= {"cliprange": list(algorithm.cliprange)} if isinstance(algorithm.cliprange, tuple) else {}
     rule = {name: function_name(part) if callable(part) else part for name, part in parts.items()}
     return asdict(config) | {"algorithm": rule, "provenance": provenance()}
 
@@ -225,6 +226,9 @@ def _check_same(recorded: dict, wanted: dict, path: Path) -> None:
         expected = "expected the same ones, or a new run_dir"
         raise ValueError(f"resume: {what} with other values: {values}; {expected}")
     there, now = recorded["n_steps"], wanted["n_steps"]
+    if now != there and wanted["lr_schedule"] != "constant":
+        what += f" for {there}, and the learning rate falls to 0 after them"
+        raise ValueError(f"n_steps: got {now}, but {what}; expected {there}")
     if now < there:
         raise ValueError(f"n_steps: got {now}, but {what} for {there}; expected at least that")
 
