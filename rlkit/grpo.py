@@ -2,7 +2,9 @@
 
 import warnings
 from contextlib import nullcontext
+from functools import partial
 from math import inf, isfinite
+from typing import Any
 
 import torch
 
@@ -22,6 +24,7 @@ from rlkit.losses import (
 from rlkit.samplers.shared_scoring import get_shared_prefix_log_probs
 from rlkit.support.arguments import check_count, check_finite, check_number, check_shape, named_function
 from rlkit.support.metrics import batch_statistics, microbatch_statistics
+from rlkit.support.ranks import ranks_of
 from rlkit.support.shapes import PerToken, Rows, Scalar
 from rlkit.tokenization import tokenize_prompt_and_output
 
@@ -38,6 +41,7 @@ def train_step(
     cliprange=None,
     normalization_constant=None,
     autocast_dtype=None,
+    scaler=None,
 ) -> tuple[Scalar, dict]:
     """Score, weigh by the advantages, accumulate gradients, take ONE optimizer step.
 
@@ -49,6 +53,9 @@ def train_step(
         temperature: the sampler's.
         cliprange: None is the algorithm's. normalization_constant: see ``constant_sum``.
         autocast_dtype: such as torch.bfloat16, for mixed precision around the forward pass; None for none.
+        scaler: a ``torch.amp.GradScaler``, for torch.float16: the loss is multiplied by its scale, so that
+            small gradients are not rounded to zero, and the gradient divided by it before it is clipped. A
+            gradient that is not finite halves the scale.
 
     Rows of advantage zero have no gradient and are never passed through the model, nor are empty responses;
     they keep counting in every divisor, so loss and gradient are those of the unpruned batch. (A reweighting
@@ -80,7 +87,9 @@ def train_step(
 
     model.zero_grad(set_to_none=True)
     batch_loss, statistics = 0.0, []
-    for rows in batch.split(learn, -(-len(batch) // gradient_accumulation_steps)):
+    ranks = ranks_of(model)
+    pieces = batch.split(learn, -(-len(batch) // ranks.pieces(gradient_accumulation_steps)))
+    for rows, mine in ranks.share(pieces):
         part = batch.select(rows)
         old = part.old_log_probs
         if old is None and reweighting is loss_none:  # not in the loss, only to see the ratio
@@ -96,11 +105,15 @@ def train_step(
         )
         if normalize is sequence_mean:  # the mean over these rows -> their share of the whole batch's mean
             loss = loss * (len(rows) / len(batch))
-        loss.backward()
-        batch_loss += loss.item()
-        statistics.append(microbatch_statistics(stats, scored, part))
+        loss = loss * mine  # 0 for a rank that only takes part
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        if mine:
+            batch_loss += loss.item()
+            statistics.append(microbatch_statistics(stats, scored, part))
+    batch_loss = sum(ranks.gather(batch_loss))
+    statistics = [some for found in ranks.gather(statistics) for some in found]
 
-    grad_norm = optimizer_step(model, optimizer, max_grad_norm)
+    grad_norm = optimizer_step(model, optimizer, max_grad_norm, scaler)
     metadata = batch_statistics(statistics, batch, reweighting is loss_gspo)
     metadata |= {"loss": batch_loss, "grad_norm": grad_norm, "rows_used": int(learn.sum())}
     metadata["lr"] = optimizer.param_groups[0]["lr"]
@@ -121,7 +134,8 @@ def score(
     device_type = part.input_ids.device.type
     with nullcontext() if autocast_dtype is None else torch.autocast(device_type, dtype=autocast_dtype):
         rows, mask = (part.input_ids, part.labels, return_token_entropy), part.response_mask
-        return get_shared_prefix_log_probs(model, *rows, response_mask=mask, temperature=temperature)
+        scoring = getattr(model, "score_rows", None) or partial(get_shared_prefix_log_probs, model)
+        return scoring(*rows, response_mask=mask, temperature=temperature)
 
 
 @torch.no_grad()
@@ -136,13 +150,15 @@ def response_log_probs(
     wanted = batch.response_mask.any(dim=1)
     wanted = wanted if rows is None else wanted & rows.to(wanted.device)
     result = torch.zeros(batch.labels.shape, device=wanted.device)
-    for some in batch.split(wanted, microbatch_size):
+    ranks = ranks_of(model)
+    for some, mine in ranks.share(batch.split(wanted, microbatch_size)):
         log_probs = score(model, batch.select(some), temperature, autocast_dtype)["log_probs"]
-        result[some, : log_probs.shape[1]] = log_probs
-    return result
+        if mine:
+            result[some, : log_probs.shape[1]] = log_probs
+    return ranks.total(result)
 
 
-def optimizer_step(model, optimizer, max_grad_norm=None) -> float:
+def optimizer_step(model, optimizer, max_grad_norm=None, scaler=None) -> float:
     """Clip, step, drop the gradients; returns the gradient's norm before clipping.
 
     A parameter without a gradient gets zeros, so that a batch with nothing to learn from steps as it would
@@ -152,8 +168,15 @@ def optimizer_step(model, optimizer, max_grad_norm=None) -> float:
     for p in parameters:
         p.grad = torch.zeros_like(p) if p.grad is None else p.grad
     limit = inf if max_grad_norm is None else max_grad_norm
-    norm = torch.nn.utils.clip_grad_norm_(parameters, limit).item()
-    if isfinite(norm):
+    scaled = scaler is not None and scaler.is_enabled()
+    if scaled:
+        scaler.unscale_(optimizer)
+    norm: Any = torch.nn.utils.clip_grad_norm_(parameters, limit)
+    norm = getattr(norm, "full_tensor", lambda: norm)().item()  # of a sharded model: over all ranks
+    if scaled:  # as below, but that the scale is halved where the norm is not finite, and nothing is said
+        scaler.step(optimizer)
+        scaler.update()
+    elif isfinite(norm):
         optimizer.step()
     else:
         warnings.warn(f"the gradient's norm is {norm}: this optimizer step is skipped", stacklevel=3)

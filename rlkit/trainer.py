@@ -16,14 +16,17 @@ Where it goes beyond the handout, or had to choose:
 """
 
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from rlkit.advantages import compute_group_normalized_rewards, rows_by_group
-from rlkit.algorithms import get_algorithm
+from rlkit.algorithms import ALGORITHMS, get_algorithm
 from rlkit.batch import RolloutBatch, rollout_batch
 from rlkit.grpo import response_log_probs, rows_that_teach, train_step
-from rlkit.jobs import loop
+from rlkit.jobs import loop, sharding
+from rlkit.jobs.launch import launch
 from rlkit.jobs.planning import plan
 from rlkit.jobs.run_writer import open_run
 from rlkit.jobs.runs import Run
@@ -31,9 +34,12 @@ from rlkit.jobs.sinks import open_sink
 from rlkit.jobs.watch import Watch
 from rlkit.losses import loss_none
 from rlkit.samplers import SamplingParams, make_sampler
+from rlkit.support.adapters import add_lora, unwrapped
 from rlkit.support.metrics import train_step_metrics
 from rlkit.support.models import load_model, try_saving
 from rlkit.support.progress import progress
+from rlkit.support.ranks import join, launched
+from rlkit.support.recompute import recomputed_layers
 from rlkit.support.running import Clock, keep_random_state, limited_threads, seed_everything, stream
 from rlkit.support.shapes import PerPosition
 from rlkit.tasks.evaluation import evaluate
@@ -52,7 +58,8 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
         reward_fn: ``f(response, ground_truth) -> dict`` with "reward"; None is the prompt's. Validation
             always uses the prompt's, so that a reward of your own is judged by what it is meant to improve.
         sampler: anything with the ``Sampler`` protocol, left open; None makes ``config.sampler``.
-        model, tokenizer: to train this model, in place, rather than load ``config.model``.
+        model, tokenizer: to train this model, in place, rather than load ``config.model``. One with a LoRA
+            (a ``PeftModel``, or after ``add_adapter``) is trained in that adapter alone.
 
     With ``config.resume`` a killed run goes on from its last checkpoint and ends with the same numbers; one
     that is finished comes back at once. Raises ValueError for what does not fit, before anything is loaded;
@@ -60,15 +67,21 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
     """
     algorithm = get_algorithm(config.algo if algorithm is None else algorithm)
     config = config.resolved(algorithm)
+    model = model if model is None else unwrapped(model)
     if (model is None) != (tokenizer is None):
         raise ValueError("model, tokenizer: got one of them, expected both or none")
+    ranks, device = join(config.device)
+    config = replace(config, n_gpus=ranks.size) if ranks.size > 1 else config
     outlook = plan(config, algorithm=algorithm, model=model, tokenizer=tokenizer, own_sampler=sampler is None)
     if config.dry_run:
-        return print(outlook["text"], flush=True)
+        return print(outlook["text"], flush=True) if ranks.first else None
     if outlook["errors"]:
         raise ValueError("\n".join(outlook["errors"]))
+    if config.n_gpus > 1 and not launched():
+        own = {"algorithm": algorithm not in ALGORITHMS.values(), "reward_fn": reward_fn is not None}
+        return launch(config, own | {"sampler": sampler is not None, "model": model is not None})
     prompt = load_prompt(config.prompt)
-    folder = open_run(config, algorithm)
+    folder = open_run(config, algorithm, ranks)
     if Run(folder.path).finished:
         folder.close()
         return Run(folder.path)
@@ -82,23 +95,34 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
         n_val = max(config.n_val, config.n_val_final)
         val_problems = load_problems(config.dataset, "validation", n_val, seed=0)
         if model is None:
-            where = (config.dtype, config.device, config.attn_implementation)
-            model, tokenizer = load_model(config.model, *where)
+            where = (config.dtype, device, config.attn_implementation, loop.autocast_dtype(config))
+            model, tokenizer = load_model(config.model, *where, on_host=ranks.size > 1)
+        if config.lora_rank:
+            seed_everything(stream(config.seed, 0, "lora"))
+            add_lora(model, config.lora_rank, config.lora_alpha, config.lora_target_modules)
         model.eval()
-        try_saving(model, tokenizer, folder.path)
+        if ranks.first:
+            try_saving(model, tokenizer, folder.path)
         prompt = prompt.for_tokenizer(tokenizer)
         folder.note(prompts_open_with=opening_ids(tokenizer))
+        whole, model = sharding.spread(model, ranks, device, config.sampler)
+        if config.gradient_checkpointing:
+            at_the_end.enter_context(recomputed_layers(model))
+        trained = [p for p in model.parameters() if p.requires_grad]
+        scaled = loop.autocast_dtype(config) == torch.float16
+        scaler = torch.amp.GradScaler(next(model.parameters()).device.type, enabled=scaled)
         betas, decay = (config.adam_beta1, config.adam_beta2), config.weight_decay
-        optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=betas, weight_decay=decay)
-        done = folder.restore(model, optimizer)  # -1: nothing yet, not even step 0
-        if sampler is None:
+        optimizer = torch.optim.AdamW(trained, lr=config.lr, betas=betas, weight_decay=decay)
+        done = folder.restore(model, optimizer, scaler)  # -1: nothing yet, not even step 0
+        if sampler is None and ranks.first:
             options = loop.sampler_options(config, tokenizer, train_problems + val_problems, prompt)
-            sampler = make_sampler(config.sampler, model, tokenizer, **options)
+            sampler = make_sampler(config.sampler, whole, tokenizer, **options)
             at_the_end.callback(sampler.close)
-        sink = open_sink(config.sink, folder.path, Run(folder.path).config)
+        sink = open_sink(config.sink if ranks.first else "none", folder.path, Run(folder.path).config)
         at_the_end.callback(sink.close)
-        watch = Watch()
-        steps = progress(range(done + 1, config.n_steps + 1), desc="train")
+        watch = Watch(weights=trained if done < 1 and config.lr else ())
+        bar = None if ranks.first else True
+        steps = progress(range(done + 1, config.n_steps + 1), desc="train", disable=bar)
         asking = dict(temperature=config.temperature, max_tokens=config.max_tokens)
         in_sync = False  # has the sampler the model's weights?
 
@@ -109,36 +133,40 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
             if step > 0:
                 if not in_sync:
                     with clock("sync"):
-                        sampler.sync_weights(model, step)
+                        sharding.sync(ranks, sampler, model, whole, step)
                 problems = loop.prompts_of_step(train_problems, config.n_prompts, step, config.seed)
                 seed = stream(config.seed, step, "rollout")
                 params = SamplingParams(**asking, stop=tuple(prompt.stop), seed=seed)
+                texts = [prompt.fill(problem.question) for problem in problems]
                 with clock("sample"), loop.autocast(config, model):
-                    texts = [prompt.fill(problem.question) for problem in problems]
-                    groups = loop.sample_groups(sampler, texts, params, config.group_size)
+                    ask = partial(loop.sample_groups, sampler, texts, params, config.group_size)
+                    groups = ranks.from_first(ask)
                 with clock("train"):
                     batch = rollout_batch(groups, filler_id(tokenizer))
                     golds = [p.answer for p, group in zip(problems, groups) for _ in group]
-                    rewards = grade_responses(reward_fn, [c.text for g in groups for c in g], golds)
+                    answers = [completion.text for group in groups for completion in group]
+                    rewards = ranks.from_first(partial(grade_responses, reward_fn, answers, golds))
                     row |= loop.rollout_metrics(groups, rewards, prompt)
                     row |= advantages_of(batch, rewards["reward"], algorithm, config.advantage_eps)
                     scored = score_rollouts(batch, model, algorithm, config)
-                    row |= update(batch, model, optimizer, algorithm, config, step) | scored
+                    row |= update(batch, model, optimizer, algorithm, config, step, scaler) | scored
                 in_sync = False
                 row["lr"] = config.lr
                 row["tokens_per_second"] = int(batch.response_mask.sum()) / clock.seconds["time_sample"]
-                watch(step, row, config.n_prompts)
+                if ranks.first:
+                    watch(step, row, config.n_prompts)
                 if loop.rollouts_due(config, step):
                     folder.add_rollouts(loop.training_rows(step, batch, groups, texts, problems, rewards))
 
             if loop.evaluation_due(config, step):
                 with clock("sync"):
-                    sampler.sync_weights(model, step)
+                    sharding.sync(ranks, sampler, model, whole, step)
                 in_sync = True
                 with clock("eval"), loop.autocast(config, model):
                     n = config.n_val_final if step == config.n_steps else config.n_val
                     seed = stream(config.seed, step, "evaluation")
-                    found = evaluate(sampler, val_problems[:n], prompt, **asking, seed=seed)
+                    ask = partial(evaluate, sampler, val_problems[:n], prompt, **asking, seed=seed)
+                    found = ranks.from_first(ask)
                 row |= loop.validation_metrics(found)
                 folder.add_rollouts(loop.validation_rows(found, step))
 
@@ -149,8 +177,10 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
                 shown = {k: f"{row[k]:.3f}" for k in ("reward", "val_reward") if k in row}
                 steps.set_postfix(shown, refresh=False)
             if loop.checkpoint_due(config, step):
-                folder.save_checkpoint(step, model, optimizer)
-        folder.finish(config.n_steps, model, tokenizer)
+                folder.save_checkpoint(step, model, optimizer, scaler)
+        if ranks.size > 1:
+            sharding.gather_into(whole, model)
+        folder.finish(config.n_steps, whole, tokenizer)
     return Run(folder.path)
 
 
@@ -197,7 +227,7 @@ def score_rollouts(batch: RolloutBatch, model, algorithm, config) -> dict:
     return row
 
 
-def update(batch: RolloutBatch, model, optimizer, algorithm, config, step: int) -> dict:
+def update(batch: RolloutBatch, model, optimizer, algorithm, config, step: int, scaler=None) -> dict:
     """One optimizer step per train batch; returns their metrics."""
     reports = []
     for rows in loop.train_batches(len(batch), config.train_batch_size, stream(config.seed, step, "shuffle")):
@@ -212,6 +242,7 @@ def update(batch: RolloutBatch, model, optimizer, algorithm, config, step: int) 
             cliprange=config.cliprange,
             normalization_constant=config.normalization_constant,
             autocast_dtype=loop.autocast_dtype(config),
+            scaler=scaler,
         )
         reports.append(report)
     return train_step_metrics(reports, batch.entropies is not None)

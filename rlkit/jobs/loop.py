@@ -1,5 +1,6 @@
 """What the training loop asks around the algorithm: order, schedule, and rows to log."""
 
+import os
 from contextlib import nullcontext
 
 import numpy as np
@@ -52,13 +53,16 @@ def sampler_options(config, tokenizer, problems, prompt) -> dict:
     if config.sampler != "vllm":
         return {}
     longest = prompt_lengths(tokenizer, problems, prompt)["longest"] + config.max_tokens
-    dtype = "bfloat16" if config.autocast else None
-    return {"weight_sync": config.weight_sync, "dtype": dtype, "max_model_len": longest}
+    dtype = config.autocast_dtype if config.autocast else None
+    options = {"weight_sync": config.weight_sync, "dtype": dtype, "max_model_len": longest}
+    if config.n_gpus > 1 and torch.cuda.is_available():  # the ranks have the first ones
+        options["gpu"] = int(os.environ["LOCAL_WORLD_SIZE"])
+    return options
 
 
 def autocast_dtype(config):
     """The type of mixed precision, or None."""
-    return torch.bfloat16 if config.autocast else None
+    return getattr(torch, config.autocast_dtype) if config.autocast else None
 
 
 def autocast(config, model):

@@ -158,12 +158,16 @@ class EvaluateJob(metaclass=Checked):
             if (folder / "metrics.jsonl").is_file():
                 recorded = load_run(folder).config
                 recorded["prompts"] = recorded["prompt"]
+                if recorded.get("autocast"):  # evaluation needs no float32 masters
+                    recorded["dtype"] = "bfloat16"
                 values = {n: recorded[n] for n in known if n in recorded} | values
         of_config = {name: value for name, value in values.items() if name in _FROM_CONFIG}
         own = {n: v for n, v in values.items() if n in known and n not in _FROM_CONFIG}
         config = Config()
         with collected(errors):
             config = Config.from_parameters(of_config)
+            if config.autocast:
+                config = dataclasses.replace(config, dtype="bfloat16", autocast=False)
             model_location(config.model)
         with collected(errors):
             job = cls(config=config, **own)

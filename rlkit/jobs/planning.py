@@ -5,6 +5,7 @@ what it refuses. The estimates say how they are made: memory is an upper bound, 
 prompts are long, time right within a factor of a few.
 """
 
+import os
 import shutil
 from contextlib import suppress
 from importlib.metadata import version
@@ -12,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from rlkit.advantages import BASELINES, NORMALIZERS
 from rlkit.algorithms import get_algorithm
+from rlkit.jobs.memory import BYTES, memory_estimate, memory_peak, model_shape, shape_of, shape_with_lora
 from rlkit.jobs.sinks import check_sink
-from rlkit.log_probs import CHUNK_ELEMENTS
 from rlkit.losses import LOSS_NORMALIZATIONS, REWEIGHTINGS
 from rlkit.samplers.vllm.find import (
     ONE_GPU_SHARE,
@@ -33,7 +34,6 @@ from rlkit.support import machine
 from rlkit.support.arguments import named_function
 from rlkit.support.checks import first_line, shown, unusable_folder
 from rlkit.support.models import check_device, choose_attention, model_location, revision_of
-from rlkit.support.probes import positions
 from rlkit.tasks.problems import load_problems
 from rlkit.tasks.prompts import load_prompt
 from rlkit.tokenization import encode_prompts
@@ -45,9 +45,7 @@ PARTS |= {"importance_reweighting_method": REWEIGHTINGS, "loss_normalization": L
 # floating-point operations a second that the time estimate assumes, small matrices and overheads included
 FLOPS = {"cpu": 3e10, "mps": 2e12, "cuda": 5e13}
 GB = 1e9
-BYTES = {"float32": 4, "bfloat16": 2}
 VLLM_SHM_BYTES = 200e6
-VLLM_CPU_BYTES = 4e9  # vLLM's processes (measured: 2.9 GB) and its cache (1 GiB) on a CPU
 
 
 class _Page:
@@ -97,12 +95,18 @@ def plan(config, *, algorithm=None, model=None, tokenizer=None, own_sampler: boo
         f"{algorithm.name}, {c.n_steps} steps of {c.n_prompts} prompts x {c.group_size} responses, train "
         f"batches of {c.train_batch_size} rows in {c.gradient_accumulation_steps} microbatch(es), lr {c.lr:g}"
     )
-    attention, why = choose_attention(c.attn_implementation, getattr(torch, c.dtype), device)
+    compute = c.autocast_dtype if c.autocast else c.dtype
+    attention, why = choose_attention(c.attn_implementation, getattr(torch, compute), device)
     gpu = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
-    kind = c.dtype + (" with bfloat16 autocast" if c.autocast else "")
+    if c.n_gpus > 1:
+        gpu += f" and {c.n_gpus - 1} more, each with 1/{c.n_gpus} of the weights"
+        page.attempt("n_gpus", check_ranks, c.n_gpus, c.sampler == "vllm", device)
+    kind = c.dtype + (f" with {compute} autocast" if c.autocast else "")
+    kind += f", LoRA of rank {c.lora_rank}" if c.lora_rank else ""
+    kind += ", layers recomputed in the backward pass" if c.gradient_checkpointing else ""
     kind += f", attention {attention or 'as transformers chooses'}" + (f" ({why})" if why else "")
     page.lines.append(f"device {device}{gpu}, {kind}, {c.threads} CPU thread(s)")
-    install = _server(page, c.weight_sync, device) if c.sampler == "vllm" and own_sampler else None
+    install = _server(page, c, device) if c.sampler == "vllm" and own_sampler else None
     versions = [f"{name} {version(name)}" for name in ("torch", "transformers")]
     if install:
         versions.append(
@@ -121,9 +125,13 @@ def plan(config, *, algorithm=None, model=None, tokenizer=None, own_sampler: boo
         location = page.attempt("model", model_location, c.model)
         opened = location and page.attempt("model", _open_model, c.model, location)
         tokenizer, shape = opened or (None, None)
+        if opened and c.lora_rank:
+            shape = page.attempt("lora_rank", shape_with_lora, location, c) or shape
     else:
         with suppress(AttributeError):  # a model of one's own may lack what its size is read from
             shape = shape_of(model)
+        if c.lora_rank:
+            shape = page.attempt("lora_rank", shape_with_lora, model, c) or shape
     if tokenizer and prompt:
         prompt = page.attempt("prompt", prompt.for_tokenizer, tokenizer)
     if tokenizer and prompt and problems:
@@ -135,11 +143,11 @@ def plan(config, *, algorithm=None, model=None, tokenizer=None, own_sampler: boo
         page.lines.append(f"prompt {prompt.name}: {average}; {c.max_tokens} new ones")
     if shape:
         lengths = found["prompt_tokens"] or {"longest": 256, "mean": 200.0}
-        found["memory"] = memory_estimate(c, shape, lengths, device, install, own_sampler)
+        found["memory"] = memory_estimate(c, shape, lengths, device, install, own_sampler, attention)
         there = 0 if model is None else found["memory"]["weights"]
         found |= _needs(page, c, shape, lengths, device, found["memory"], found["memory_free"], there)
         if install:
-            weights = shape["parameters"] * (2 if c.autocast else BYTES[c.dtype])
+            weights = shape["parameters"] * BYTES[compute]
             page.errors += server_shortages(weights, install, device)
     if c.run_dir is not None and (why := unusable_folder(c.run_dir)):
         page.refuse(f"run_dir: got {shown(c.run_dir)}, expected a folder to write to ({why})")
@@ -155,13 +163,23 @@ def plan(config, *, algorithm=None, model=None, tokenizer=None, own_sampler: boo
     return {"ok": not page.errors} | said | found
 
 
-def _server(page: _Page, weight_sync: str, device):
+def check_ranks(n: int, with_server: bool, device) -> None:
+    """ValueError unless each rank here has a GPU of its own, and a server another; CPUs do for all."""
+    n = int(os.environ.get("LOCAL_WORLD_SIZE", n))  # under torchrun: those on this machine
+    if device.type == "cuda" and (there := torch.cuda.device_count()) < n + with_server:
+        server = " and one more for vLLM" if with_server else ""
+        raise ValueError(f"n_gpus: got {n}, but there are {there}; expected {n} or more{server}")
+
+
+def _server(page: _Page, config, device):
     """The vLLM install that a run will use, or None with the reason among the errors."""
     known = len(page.errors)
     install = page.attempt("sampler", find_vllm)
     if install is None:
         return page.refuse(f"sampler: {vllm_missing()}") if len(page.errors) == known else None
-    where, reason = server_outlook(weight_sync, install, device)
+    gpu = config.n_gpus if config.n_gpus > 1 and device.type == "cuda" else None
+    weight_sync = "shm" if config.n_gpus > 1 and config.weight_sync == "auto" else config.weight_sync
+    where, reason = server_outlook(weight_sync, install, device, gpu)
     page.lines.append(where)
     unpinned = vllm_unpinned(install)
     page.warnings += [f"sampler: expected {unpinned}"] if unpinned else []
@@ -178,7 +196,8 @@ def _needs(page, config, shape: dict, lengths: dict, device, memory: dict, free:
         page.refuse(f"max_tokens: {together}, the model holds {shape['positions']}")
     parts = ", ".join(f"{part} {_size(value)}" for part, value in memory.items())
     about = f"memory about {_size(total)} on {device}, {_size(free)} free: {parts}"
-    page.lines.append(f"model {name}: {n / 1e6:,.1f} M parameters; {about}")
+    trained = f" ({shape['trained'] / 1e6:,.2f} M trained)" if shape["trained"] < n else ""
+    page.lines.append(f"model {name}: {n / 1e6:,.1f} M parameters{trained}; {about}")
     if not shape["kv_width"] and c.sampler == "transformers":
         costs = "(Mamba-like?), so every sampled token costs a full forward pass: expect slow rollouts"
         page.warnings.append(f"model: {name} has no attention heads {costs}")
@@ -192,13 +211,14 @@ def _needs(page, config, shape: dict, lengths: dict, device, memory: dict, free:
     page.lines.append(f"tokens: at most {generated}")
     long = f"if every response had {c.max_tokens} tokens, assuming {flops:.0e} operations a second"
     page.lines.append(f"time: roughly {_duration(seconds)} {long}")
-    disk = disk_estimate(n * BYTES[c.dtype], c.checkpoint_every, c.n_steps)
+    disk = disk_estimate(memory["gradients"], c.checkpoint_every, c.n_steps)
+    disk += n * BYTES[c.dtype] if shape["trained"] < n else 0  # model/ holds all of the weights
     return {"memory_total": total, "disk": disk, "tokens": tokens, "seconds": seconds}
 
 
-def server_outlook(wanted: str, install, device) -> tuple[str, str]:
+def server_outlook(wanted: str, install, device, gpu: int | None = None) -> tuple[str, str]:
     """(where vLLM will run and how it gets the weights, why that is not the wanted way or "")."""
-    gpu, shared = place(device)
+    gpu, shared = place(device, gpu)
     policy = (device.index or 0) if device.type == "cuda" else None
     places: dict[str, Any] = dict(server_on_cpu=install.on_cpu, server_gpu=gpu, policy_gpu=policy)
     way, reason = choose_way(wanted, **places, vllm_importable=vllm_importable())
@@ -224,30 +244,6 @@ def _open_model(name: str, location: str):
         raise ValueError(f"model: could not load {name!r} ({first_line(error)}); {expected}") from error
 
 
-def model_shape(location: str) -> dict:
-    """Parameters and sizes of a model from its config alone; no weights are read or allocated."""
-    config = AutoConfig.from_pretrained(**revision_of(location))
-    with torch.device("meta"):
-        return shape_of(AutoModelForCausalLM.from_config(config))
-
-
-def shape_of(model) -> dict:
-    """parameters, vocabulary, layers, hidden, feed_forward, kv_width (keys and values; 0 without attention
-    heads), positions."""
-    config = model.config.get_text_config()
-
-    def first(*names, default) -> int:
-        return next((v for name in names if (v := getattr(config, name, None))), default)
-
-    heads, hidden = first("num_attention_heads", default=0), config.hidden_size
-    width = first("head_dim", default=hidden // max(heads, 1)) if heads else 0
-    shape = {"parameters": sum(p.numel() for p in model.parameters()), "vocabulary": config.vocab_size}
-    shape |= {"layers": config.num_hidden_layers, "hidden": hidden}
-    shape["feed_forward"] = first("intermediate_size", "n_inner", default=4 * hidden)
-    shape["kv_width"] = 2 * first("num_key_value_heads", default=heads) * width
-    return shape | {"positions": positions(model.config) or 10**9}
-
-
 def server_shortages(weights: int, install, device) -> list[str]:
     """What the server would lack: room for the weights (bytes) in its share of a GPU, or shared memory."""
     lines = []
@@ -268,48 +264,6 @@ def server_shortages(weights: int, install, device) -> list[str]:
     return lines
 
 
-def memory_estimate(config, shape: dict, lengths: dict, device, vllm=None, own_sampler: bool = True) -> dict:
-    """Bytes on the trainer's device, by part.
-
-    weights, gradients, optimizer: 1, 1 and 2 numbers per parameter in the weights' type (AdamW's moments).
-    activations: what a backward pass of one microbatch keeps, about 14 hidden + 4 feed-forward numbers per
-        token and layer (attention without its score matrix; autocast adds a bfloat16 copy of the weights).
-    logits: one chunk of positions in float32, with its gradient and softmax.
-    cache: keys and values of the rollout batch, while sampling in process (up to 512 rows at once).
-    vllm: the server's share of the policy's GPU while it samples (it sleeps while the policy trains).
-    server: its processes, cache and weights and the file they come by, where both live on the CPU.
-    The last two ask which vLLM there is: ``vllm``, a `VLLMInstall` or None.
-
-    An upper bound: prompts that a microbatch's rows share count once per row, but are scored once.
-    """
-    size = BYTES[config.dtype]
-    compute = 2 if config.autocast else size
-    rows = config.train_batch_size // config.gradient_accumulation_steps
-    tokens = rows * (lengths["longest"] + config.max_tokens)
-    parameters, layers, vocabulary = (shape[name] for name in ("parameters", "layers", "vocabulary"))
-    numbers = 14 * shape["hidden"] + 4 * shape["feed_forward"]
-    memory = {"weights": parameters * (size + (2 if config.autocast else 0)), "gradients": parameters * size}
-    memory |= {"optimizer": 2 * parameters * size, "activations": tokens * layers * numbers * compute}
-    memory |= {"logits": 3 * 4 * min(tokens * vocabulary, max(CHUNK_ELEMENTS, vocabulary)), "cache": 0}
-    if config.sampler == "transformers" and own_sampler:
-        own = min(512, config.rollout_batch_size) * config.max_tokens
-        prompts = min(512, config.n_prompts) * lengths["longest"]
-        memory["cache"] = int(1.5 * (own + prompts) * layers * shape["kv_width"] * size)
-    elif vllm is not None and vllm.on_cpu and device.type == "cpu":
-        files = 2 * size  # two while one is replaced
-        memory["server"] = int(VLLM_CPU_BYTES + parameters * (compute + files))
-    elif vllm is not None and not vllm.on_cpu and place(device)[1]:
-        memory["vllm"] = int(ONE_GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
-    return memory
-
-
-def memory_peak(memory: dict) -> int:
-    """Training and sampling take turns: the larger of the two, on top of what stays."""
-    training = memory["gradients"] + memory["activations"] + memory["logits"]
-    stays = memory["weights"] + memory["optimizer"] + memory.get("server", 0)
-    return stays + max(training, memory["cache"] + memory.get("vllm", 0))
-
-
 def free_memory(device) -> int:
     """Bytes that this process can still get on the device."""
     if device.type == "cuda" and torch.cuda.is_available():
@@ -322,6 +276,8 @@ def too_little(config, device, total: int, free: int) -> str:
     tips = []
     if config.train_batch_size > config.gradient_accumulation_steps:
         tips.append(f"gradient_accumulation_steps={config.train_batch_size}")
+    tips += [] if config.gradient_checkpointing else ["gradient_checkpointing=True"]
+    tips += [] if config.lora_rank else ["lora_rank=16"]
     tips += ["dtype=bfloat16"] if config.dtype == "float32" else []
     tips += [f"max_tokens={config.max_tokens // 2}"] if config.max_tokens > 256 else []
     if config.sampler == "vllm" and device.type == "cuda" and torch.cuda.device_count() == 1:

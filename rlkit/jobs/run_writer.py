@@ -13,23 +13,28 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import IO
 
+from rlkit.jobs import sharding
 from rlkit.jobs.metrics import METRICS
 from rlkit.jobs.provenance import provenance
 from rlkit.jobs.runs import Run, checkpoints
 from rlkit.support.checks import shown
 from rlkit.support.files import as_jsonl, fresh_folder, publish, read_jsonl, write_json, write_text
+from rlkit.support.ranks import ALONE, Ranks
 
 # what may differ when a run goes on; n_steps may grow
 _MAY_CHANGE = set(
-    "resume run_dir sink dry_run checkpoint_every n_steps device weight_sync check_memory".split()
+    "resume run_dir sink dry_run checkpoint_every n_steps n_gpus device weight_sync check_memory".split()
 )
 
 
 class RunWriter:
-    """The open folder of a run that is being trained. ``open_run`` makes one."""
+    """The open folder of a run that is being trained. ``open_run`` makes one.
 
-    def __init__(self, path: Path):
-        self.path, self._files = path, {}
+    Of several ranks only the first writes lines and the final model; all write and read checkpoints.
+    """
+
+    def __init__(self, path: Path, ranks: Ranks = ALONE):
+        self.path, self.ranks, self._files = path, ranks, {}
         self._lock: IO | None = None
 
     def log(self, row: dict) -> None:
@@ -43,40 +48,57 @@ class RunWriter:
         self._append("rollouts.jsonl", rows)
 
     def _append(self, name, rows):
+        if not self.ranks.first:
+            return
         if name not in self._files:
             self._files[name] = open(self.path / name, "a", encoding="utf-8")
         self._files[name].write(as_jsonl(rows))
         self._files[name].flush()
 
-    def save_checkpoint(self, step: int, model, optimizer) -> None:
+    def save_checkpoint(self, step: int, model, optimizer, scaler=None) -> None:
         """checkpoints/step-*/state.pt, whole or not at all; the two latest are kept."""
         import torch
+
+        from rlkit.support.adapters import trained_state
 
         for file in self._files.values():
             os.fsync(file.fileno())
         target = self.path / "checkpoints" / f"step-{step:06d}"
-        if target.is_dir():
+        if self.ranks.from_first(target.is_dir):
             return
-        partial = fresh_folder(target.with_name(f".partial-{target.name}"))
-        with open(partial / "state.pt", "wb") as file:
-            torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        publish(partial, target)
-        self._prune_checkpoints(keep=2)
+        partial = target.with_name(f".partial-{target.name}")
+        if self.ranks.size > 1:
+            self.ranks.from_first(lambda: fresh_folder(partial) and None)
+            sharding.save(partial, step, model, optimizer)
+        else:
+            fresh_folder(partial)
+            state = {"step": step, "model": trained_state(model), "optimizer": optimizer.state_dict()}
+            with open(partial / "state.pt", "wb") as file:
+                torch.save(state | ({"scaler": scaler.state_dict()} if scaler else {}), file)
+                file.flush()
+                os.fsync(file.fileno())
+        if self.ranks.first:
+            publish(partial, target)
+            self._prune_checkpoints(keep=2)
 
     def _prune_checkpoints(self, keep: int) -> None:
         for folder in checkpoints(self.path)[:-keep]:
             shutil.rmtree(folder)
 
-    def restore(self, model, optimizer) -> int:
+    def restore(self, model, optimizer, scaler=None) -> int:
         """Load the last checkpoint and cut the logs back to it. Returns its step, or -1 if there is none."""
         import torch
 
-        for leftover in (self.path / "checkpoints").glob(".partial-*"):
-            shutil.rmtree(leftover)
+        from rlkit.support.adapters import load_trained_state
+
+        if self.ranks.first:
+            for leftover in (self.path / "checkpoints").glob(".partial-*"):
+                shutil.rmtree(leftover)
         step, device = -1, next(model.parameters()).device
-        for folder in reversed(checkpoints(self.path)):
+        for folder in reversed(self.ranks.from_first(lambda: checkpoints(self.path))):
+            if self.ranks.size > 1 or not (folder / "state.pt").exists():
+                step = sharding.load(folder, model, optimizer)
+                break
             try:
                 state = torch.load(folder / "state.pt", map_location=device, weights_only=True)
             except Exception as error:  # damaged on disk, in whatever way: the one before it may be whole
@@ -84,29 +106,42 @@ class RunWriter:
                 print(f"{folder}: {line}", flush=True)
                 shutil.rmtree(folder)
                 continue
-            model.load_state_dict(state["model"])
+            load_trained_state(model, state["model"])
             optimizer.load_state_dict(state["optimizer"])
+            if scaler:
+                scaler.load_state_dict(state.get("scaler", {}))
             step = state["step"]
             break
-        for name in ("metrics.jsonl", "rollouts.jsonl"):
+        for name in ("metrics.jsonl", "rollouts.jsonl") if self.ranks.first else ():
             rows = read_jsonl(self.path / name, growing=True)
             write_text(self.path / name, as_jsonl(row for row in rows if row["step"] <= step))
         return step
 
     def finish(self, step: int, model, tokenizer) -> None:
-        """The final weights into model/, then the note that the run is finished."""
+        """The final weights into model/, a LoRA into adapter/, then the note that the run is finished."""
+        from rlkit.support.adapters import adapter_of, merged
         from rlkit.support.models import save_model
 
-        partial = fresh_folder(self.path / ".partial-model")
-        save_model(model, tokenizer, partial)
-        shutil.rmtree(self.path / "model", ignore_errors=True)
-        publish(partial, self.path / "model")
+        if not self.ranks.first:
+            return
+
+        def put(name: str) -> None:
+            partial = fresh_folder(self.path / f".partial-{name}")
+            save_model(model, tokenizer, partial)
+            shutil.rmtree(self.path / name, ignore_errors=True)
+            publish(partial, self.path / name)
+
+        if adapter_of(model) is not None:
+            put("adapter")
+        with merged(model):
+            put("model")
         self.note(finished_step=step)
         self._prune_checkpoints(keep=1)
 
     def note(self, **values) -> None:
         """Further entries of config.json."""
-        write_json(self.path / "config.json", Run(self.path).config | values)
+        if self.ranks.first:
+            write_json(self.path / "config.json", Run(self.path).config | values)
 
     def close(self) -> None:
         for file in (*self._files.values(), self._lock):
@@ -115,13 +150,15 @@ class RunWriter:
         self._files, self._lock = {}, None
 
 
-def open_run(config, algorithm) -> RunWriter:
+def open_run(config, algorithm, ranks: Ranks = ALONE) -> RunWriter:
     """The folder for this (resolved) config: a new one, or with ``resume`` one to go on with.
 
     Raises ValueError if the folder is in use or cannot be written to, if it holds a run and ``resume`` is
     off, or if ``resume`` is on and the run there was made with other values (named one by one; n_steps may
     grow).
     """
+    if not ranks.first:
+        return RunWriter(ranks.from_first(None), ranks)
     if config.run_dir is None:
         path = new_run_dir(config.preset, algorithm.name, config.seed)
     else:
@@ -129,11 +166,12 @@ def open_run(config, algorithm) -> RunWriter:
     try:
         record = _record(path, config, algorithm)
         path.mkdir(parents=True, exist_ok=True)
-        writer = RunWriter(path)
+        writer = RunWriter(path, ranks)
         writer._lock = _lock(path)
         (path / "checkpoints").mkdir(exist_ok=True)
         if record.get("finished_step", -1) < config.n_steps:
             write_json(path / "config.json", record)
+        ranks.from_first(lambda: path)
         return writer
     except OSError as error:
         what = f"got {shown(str(path))}, expected a folder that can be written to"

@@ -3,8 +3,9 @@
 config.json       the config's fields, "algorithm" and "provenance"
 metrics.jsonl     one line a step (step 0 is the base model's evaluation), names as in ``metrics``
 rollouts.jsonl    some responses, one a line: split, step, group, prompt, response, gold, rewards, advantage
-checkpoints/      step-000010/state.pt: weights, optimizer, step; the last two, after the end the last one
-model/            the final weights and tokenizer, for ``load_model`` and for transformers
+checkpoints/      step-000010/state.pt: what is trained, optimizer, step; the last two, at the end one
+model/            the final weights and tokenizer, for ``load_model`` and for transformers; a LoRA merged in
+adapter/          of a LoRA run: the adapter, for ``peft.PeftModel.from_pretrained`` on the base model
 """
 
 import json

@@ -1,23 +1,32 @@
-"""Warnings while a run trains: no learning signal, identical responses, sampler and trainer that disagree."""
+"""Warnings while a run trains: no learning signal, identical responses, sampler and trainer that disagree,
+weights that do not move."""
 
 from collections.abc import Callable
+
+import torch
 
 EMPTY_STEPS = 20  # steps in a row without a mixed group before a warning
 LARGE_GAP = 0.1  # mean nats between sampler and trainer; two bfloat16 computations differ by 0.002 to 0.03
 LARGEST_GAP = 2.0  # the same for the largest of a step; few positions may be wrong, as beyond a window
 GAP_STEPS = 20  # steps between two warnings about it
 IDENTICAL_STEPS = 5  # steps in a row in which most groups are one text repeated before a warning
+MOVED_STEPS = 4  # steps with a learning signal before the weights are looked at
+MOVED_SHARE = 0.1  # fewer changed weights than this share are worth a warning
+SAMPLED = 1000  # weights looked at of each tensor
 
 
 class Watch:
     """``watch(step, row, n_prompts)``: a line to ``say`` where a step's metrics look wrong.
 
+    weights: the trained parameters as they are at the start, or none: to see how many change at all.
+
     With a success rate of 1 in 1,000, most batches of 256 hold no right answer, so this warns and never stops
     a run.
     """
 
-    def __init__(self, say: Callable[[str], None] = lambda text: print(text, flush=True)):
+    def __init__(self, say: Callable[[str], None] = lambda text: print(text, flush=True), weights=()):
         self.say, self.empty, self.identical, self.gaps = say, 0, 0, 0
+        self.weights, self.taught, self.start = list(weights), 0, sample_of(weights)
 
     def __call__(self, step: int, row: dict, n_prompts: int) -> None:
         self.empty = 0 if row["rows_used"] else self.empty + 1
@@ -35,6 +44,17 @@ class Watch:
                 f"warning: step {step}: in most groups all responses are the same text, for {self.identical} "
                 f"steps ({row['groups_identical']} of {n_prompts} now): a fixed seed or a collapsed policy?"
             )
+        self.taught += bool(row["rows_used"])
+        if self.weights and self.taught == MOVED_STEPS:
+            share = share_changed(self.start, sample_of(self.weights))
+            if share < MOVED_SHARE:
+                kinds = sorted({str(p.dtype).removeprefix("torch.") for p in self.weights})
+                self.say(
+                    f"warning: step {step}: only {share:.1%} of the trained weights have changed in "
+                    f"{MOVED_STEPS} steps at lr {row['lr']:g}: {' and '.join(kinds)} rounds the other "
+                    "updates away; try dtype=float32 with autocast=True, or a larger lr"
+                )
+            self.weights = []
         mean, largest = row.get("logprob_gap_mean", 0.0), row.get("logprob_gap_max", 0.0)
         if mean > LARGE_GAP or largest > LARGEST_GAP:
             if self.gaps % GAP_STEPS == 0:
@@ -45,3 +65,15 @@ class Watch:
                     "this architecture wrongly"
                 )
             self.gaps += 1
+
+
+def sample_of(parameters) -> torch.Tensor:
+    """Up to SAMPLED numbers of each tensor, evenly spread, copied to the CPU in float32 (which is exact)."""
+    local = [(p.to_local() if hasattr(p, "to_local") else p).detach().flatten() for p in parameters]
+    picked = [p[:: 1 + len(p) // SAMPLED].float().cpu() for p in local]
+    return torch.cat([torch.zeros(0), *picked])
+
+
+def share_changed(before: torch.Tensor, after: torch.Tensor) -> float:
+    """The share of weights with another value than before."""
+    return (before != after).float().mean().item()

@@ -21,8 +21,10 @@ def make_sampler(name: str, model, tokenizer, **options) -> Sampler:
         return TransformersSampler(model, tokenizer, **options)
     if name == "vllm":
         from rlkit.samplers.vllm.sampler import VLLMSampler
+        from rlkit.support.adapters import merged
 
-        return VLLMSampler(model, tokenizer, **options)
+        with merged(model):
+            return VLLMSampler(model, tokenizer, **options)
     raise ValueError(f"sampler: got {name!r}, expected 'transformers' or 'vllm'")
 
 

@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from rlkit.log_probs import Mask, Scores, Tokens, check_scoring, get_response_log_probs, score_positions
 from rlkit.support.probes import binding_window, judged, output_head, positions, say_once
+from rlkit.support.recompute import recomputes
 from rlkit.tokenization import join_and_shift
 
 
@@ -88,6 +89,8 @@ def can_share_prefix(model, labels=None) -> bool:
     an attention window or than `positions` take the plain way, and so does a model in training mode with
     active dropout or gradient checkpointing.
     """
+    if recomputes(model):  # a cache holds what recomputing would drop
+        return False
     if getattr(model, "config", None) is None or output_head(model) is None:
         return False
     longest = 0 if labels is None else labels.shape[1] + 1

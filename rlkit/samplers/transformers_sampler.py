@@ -18,6 +18,7 @@ import torch
 from rlkit.log_probs import label_log_probs, token_entropy
 from rlkit.samplers.base import Completion, SamplingParams, end_of_text_ids, prompt_ids
 from rlkit.samplers.shared_prefix import PlainDecoder, make_decoder
+from rlkit.support.adapters import for_sampling, inner, merged
 from rlkit.support.probes import evaluating, positions
 from rlkit.support.progress import progress
 from rlkit.tokenization import cut_at_stop, decode, hidden_ids
@@ -141,7 +142,7 @@ class TransformersSampler:
     """Samples with the model object that is being trained: nothing is copied, `sync_weights` has nothing to
     do.
 
-    model: any causal LM of transformers. tokenizer: its tokenizer.
+    model: any causal LM of transformers, or a ``PeftModel`` of one. tokenizer: its tokenizer.
     batch_size: most responses computed at once. None: 512; lower it where memory is short.
     compact_at: share of finished rows at which they are dropped from the batch, in (0, 1].
     eos_token_ids: ids that end a response. None: those of the tokenizer, the model's config and its
@@ -175,7 +176,7 @@ class TransformersSampler:
             raise ValueError(f"batch_size: got {batch_size}, expected at least 1 or None")
         if not 0 < compact_at <= 1:
             raise ValueError(f"compact_at: got {compact_at}, expected a share in (0, 1]")
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer = inner(model), tokenizer
         self.batch_size = batch_size or 512
         self.compact_at = compact_at
         self.eos_token_ids = (
@@ -201,6 +202,7 @@ class TransformersSampler:
         rows: dict[tuple[int, int], Completion] = {}
         total = n * len(prompts)
         with (
+            for_sampling(self.model),
             torch.inference_mode(),
             evaluating(self.model),
             progress(total=total, desc="sampling", disable=None if self.show_progress else True) as bar,
@@ -213,8 +215,9 @@ class TransformersSampler:
 
     def sync_weights(self, model: torch.nn.Module, step: int | None = None) -> None:
         """Nothing for the model that is already held, else a copy of ``model``'s weights into it."""
-        if model is not self.model:
-            self.model.load_state_dict(model.state_dict())
+        if inner(model) is not self.model:
+            with merged(model):
+                self.model.load_state_dict(model.state_dict())
 
     def close(self) -> None:
         """Nothing to release."""

@@ -14,7 +14,14 @@ from rlkit.support.checks import first_line, hub_revision, missing_folder, shown
 from rlkit.support.probes import check_causal
 
 
-def load_model(name_or_path="laptop", dtype="float32", device=None, attn_implementation=None):
+def load_model(
+    name_or_path="laptop",
+    dtype="float32",
+    device=None,
+    attn_implementation=None,
+    autocast_dtype=None,
+    on_host=False,
+):
     """(model, tokenizer), the model in eval mode on its device.
 
     name_or_path: "laptop" (the model that ships with rlkit), a folder or a hub id, which may end in @ and a
@@ -25,6 +32,11 @@ def load_model(name_or_path="laptop", dtype="float32", device=None, attn_impleme
         FlashAttention-2 becomes SDPA, with one printed line, where flash-attn, the device or the type of the
         weights does not allow it.
 
+    autocast_dtype: the type that autocast will compute in around these weights, which FlashAttention-2 looks
+        at too; None is the weights'.
+    on_host: leave the weights on the CPU, to be spread over several devices; all else is for ``device``.
+
+
     Eval mode is on purpose: dropout would make the on-policy ratio differ from 1. The tokenizer pads on the
     right, with its end-of-text token if it has no pad token (padding is masked by position, never by id).
     Raises ValueError for a model that is not there, or is not causal.
@@ -34,7 +46,7 @@ def load_model(name_or_path="laptop", dtype="float32", device=None, attn_impleme
     if not isinstance(torch_dtype, torch.dtype) or not torch_dtype.is_floating_point:
         raise ValueError(f"dtype: got {dtype!r}, expected 'float32' or 'bfloat16'")
     device = check_device(device)
-    attention, reason = choose_attention(attn_implementation, torch_dtype, device)
+    attention, reason = choose_attention(attn_implementation, autocast_dtype or torch_dtype, device)
     if reason:
         print(f"attention: sdpa in place of {attn_implementation} ({reason})", flush=True)
     try:
@@ -49,13 +61,13 @@ def load_model(name_or_path="laptop", dtype="float32", device=None, attn_impleme
             expected = "expected an attention that this architecture has: try -p attn_implementation eager"
         raise ValueError(f"model: {what}; {expected}") from error
     prepare_tokenizer(tokenizer)
-    model = model.to(device).eval()  # pyright: ignore[reportArgumentType]
+    model = model.to("cpu" if on_host else device).eval()  # pyright: ignore[reportArgumentType]
     check_causal(model)
     return model, tokenizer
 
 
 def save_model(model, tokenizer, folder) -> None:
-    """Weights and tokenizer into a folder that ``load_model`` reads."""
+    """Weights and tokenizer into a folder that ``load_model`` reads (of an adapter: that peft reads)."""
     with no_progress_bars():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -157,7 +169,7 @@ def choose_attention(wanted: str | None, dtype: torch.dtype, device: torch.devic
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "sdpa", f"{torch.cuda.get_device_name(device)} is older than Ampere"
     if dtype not in (torch.float16, torch.bfloat16):
-        return "sdpa", "it needs bfloat16 weights"
+        return "sdpa", "it needs bfloat16 weights, or autocast"
     return "flash_attention_2", ""
 
 

@@ -10,6 +10,7 @@ from rlkit.samplers.vllm import checkpoint
 from rlkit.samplers.vllm.client import ServerDied
 from rlkit.samplers.vllm.find import ONE_GPU_SHARE, OWN_GPU_SHARE, find_vllm, place, vllm_missing
 from rlkit.samplers.vllm.server import VLLMServer
+from rlkit.support.adapters import merged
 from rlkit.support.probes import positions
 from rlkit.tokenization import cut_at_stop, hidden_ids
 
@@ -79,7 +80,8 @@ class VLLMSampler:
             server.start()
         server.init_weight_sync(str(next(self.model.parameters()).device), self.folder)
         if server.way != "shm" and self._synced:  # its checkpoint is of the start, the weights are newer
-            server.sync_policy_weights(self.model)
+            with merged(self.model):
+                server.sync_policy_weights(self.model)
 
     def generate(self, prompts: list[str], params: SamplingParams, n: int = 1) -> list[list[Completion]]:
         """``n`` completions per prompt, in order. Prompts are encoded by ``encode_prompts``."""
@@ -109,14 +111,15 @@ class VLLMSampler:
 
     def sync_weights(self, model, step: int | None = None) -> None:
         """The server's weights become the model's, whose names and shapes must be those of the start."""
-        checkpoint.check_same(self.shapes, model)
-        self.model, self._synced = model, True
 
         def send():
             self._wake()
             self.server.sync_policy_weights(model)
 
-        self._with_restarts(send)
+        with merged(model):
+            checkpoint.check_same(self.shapes, model)
+            self.model, self._synced = model, True
+            self._with_restarts(send)
 
     def close(self) -> None:
         """Stop the server; nothing of it is left."""

@@ -157,7 +157,7 @@ def _microbatch_cases():
     minutes=15,
     problem="grpo_train_step_standard_on_policy",
     notebook="03",
-    reveals=("rlkit.batch:RolloutBatch.split", "rlkit.grpo:train_step:for rows in batch.split"),
+    reveals=("rlkit.batch:RolloutBatch.split", "rlkit.grpo:train_step:for rows, mine in"),
     door="rlkit.grpo:train_step",
     axes=("microbatch",),
     solution=_library_microbatches,
