@@ -198,7 +198,6 @@ class TransformersSampler:
         encoded = prompt_ids(self.tokenizer, prompts, params.max_tokens, room)
         if not prompts:
             return []
-        self._decoder = make_decoder(self.model, max(map(len, encoded)) + params.max_tokens)
         rows: dict[tuple[int, int], Completion] = {}
         total = n * len(prompts)
         with (
@@ -207,6 +206,7 @@ class TransformersSampler:
             evaluating(self.model),
             progress(total=total, desc="sampling", disable=None if self.show_progress else True) as bar,
         ):
+            self._decoder = make_decoder(self.model, max(map(len, encoded)) + params.max_tokens)
             for batch in self._batches(encoded, n):
                 rows |= dict(self._generate_batch(encoded, batch, params))
                 bar.update(len(batch))
