@@ -44,19 +44,33 @@ from rlkit.support.recompute import recomputed_layers
 from rlkit.support.running import Clock, keep_random_state, limited_threads, seed_everything, stream
 from rlkit.support.shapes import PerPosition
 from rlkit.tasks.evaluation import evaluate
-from rlkit.tasks.problems import load_problems
+from rlkit.tasks.problems import check_problems, load_problems
 from rlkit.tasks.prompts import load_prompt
 from rlkit.tokenization import filler_id, opening_ids
 
 
-def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, tokenizer=None) -> Run | None:
+def train(
+    config,
+    *,
+    algorithm=None,
+    reward_fn=None,
+    sampler=None,
+    model=None,
+    tokenizer=None,
+    problems=None,
+    val_problems=None,
+    val_reward_fn=None,
+) -> Run | None:
     """Train a model as ``config`` says; returns the run's folder, read back (None for a dry run).
 
     Args:
         config: a ``Config``.
         algorithm: an ``Algorithm`` of your own; None is the one named ``config.algo``.
-        reward_fn: ``f(response, ground_truth) -> dict`` with "reward"; None is the prompt's. Validation
-            always uses the prompt's, so that a reward of your own is judged by what it is meant to improve.
+        reward_fn: ``f(response, ground_truth) -> dict`` with "reward", or ``f(response, problem)`` to see
+            the whole ``Problem``; None is the prompt's. Further numbers in it are logged as "reward_<name>".
+        val_reward_fn: the same for validation; None is the prompt's, so that a reward of your own is judged
+            by what it is meant to improve.
+        problems, val_problems: lists of ``Problem`` in place of the dataset's (its first n_train, n_val).
         sampler: anything with the ``Sampler`` protocol, left open; None makes ``config.sampler``.
         model, tokenizer: to train this model, in place, rather than load ``config.model``. One with a LoRA
             (a ``PeftModel``, or after ``add_adapter``) is trained in that adapter alone.
@@ -74,16 +88,28 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
     ranks, device = join(config.device)
     config = replace(config, n_gpus=ranks.size) if ranks.size > 1 else config
     algorithm = config.settle(algorithm)
-    outlook = plan(config, algorithm=algorithm, model=model, tokenizer=tokenizer, own_sampler=sampler is None)
+    own_problems = check_problems(config, problems, val_problems)
+    outlook = plan(
+        config,
+        algorithm=algorithm,
+        model=model,
+        tokenizer=tokenizer,
+        own_sampler=sampler is None,
+        problems=own_problems,
+    )
     if config.dry_run:
         return print(outlook["text"], flush=True) if ranks.first else None
     if outlook["errors"]:
         raise ValueError("\n".join(outlook["errors"]))
     if config.n_gpus > 1 and not launched():
         own = {"algorithm": own_algorithm, "reward_fn": reward_fn is not None}
-        return launch(config, own | {"sampler": sampler is not None, "model": model is not None})
+        return launch(
+            config,
+            own
+            | {"problems": problems is not None, "sampler": sampler is not None, "model": model is not None},
+        )
     prompt = load_prompt(config.prompt)
-    folder = open_run(config, algorithm, ranks)
+    folder = open_run(config, algorithm, ranks, own_problems)
     if Run(folder.path).finished:
         folder.close()
         return Run(folder.path)
@@ -93,9 +119,12 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
         at_the_end.callback(folder.close)
         at_the_end.enter_context(limited_threads(config.threads))
         at_the_end.enter_context(keep_random_state())
-        train_problems = load_problems(config.dataset, "train", config.n_train, seed=0)
-        n_val = max(config.n_val, config.n_val_final)
-        val_problems = load_problems(config.dataset, "validation", n_val, seed=0)
+        if own_problems is None:
+            columns = {"question_column": config.question_column, "answer_column": config.answer_column}
+            problems = load_problems(config.dataset, "train", config.n_train, **columns)
+            n_val = max(config.n_val, config.n_val_final)
+            val_problems = load_problems(config.dataset, "validation", n_val, **columns)
+        train_problems = problems
         if model is None:
             where = (config.dtype, device, config.attn_implementation, loop.autocast_dtype(config))
             model, tokenizer = load_model(config.model, *where, on_host=ranks.size > 1)
@@ -171,7 +200,8 @@ def train(config, *, algorithm=None, reward_fn=None, sampler=None, model=None, t
                 with clock("eval"), loop.autocast(config, model):
                     n = config.n_val_final if step == config.n_steps else config.n_val
                     seed = stream(config.seed, step, "evaluation")
-                    ask = partial(evaluate, sampler, val_problems[:n], prompt, **asking, seed=seed)
+                    asking_now = asking | {"seed": seed, "reward_fn": val_reward_fn}
+                    ask = partial(evaluate, sampler, val_problems[:n], prompt, **asking_now)
                     found = ranks.from_first(ask)
                 row |= loop.validation_metrics(found)
                 folder.add_rollouts(loop.validation_rows(found, step))

@@ -117,7 +117,9 @@ def test_what_is_wrong_is_said(folder):
         with pytest.raises(ValueError, match="n: got .*whole number"):
             load_problems("laptop", "train", n)
     (folder / "train.jsonl").write_text(json.dumps(ROWS[0]) + "\n" + json.dumps({"question": "Q?"}) + "\n")
-    with pytest.raises(ValueError, match="train row 1: expected a question and an answer"):
+    with pytest.raises(
+        ValueError, match="train.jsonl line 2: expected a text in column 'question' and an answer"
+    ):
         load_problems(folder, "train")
     (folder / "test.jsonl").unlink()
     with pytest.raises(ValueError, match="has no test.jsonl"):

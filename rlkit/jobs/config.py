@@ -83,6 +83,10 @@ class Config(metaclass=_Presets):
     dataset: Text = say(
         "laptop", "the problems: laptop, a hub id or a folder with train.jsonl and test.jsonl"
     )
+    question_column: Text = say("question", "the questions' name in the dataset's rows")
+    answer_column: Text = say(
+        "answer", "the answers': numbers, text, or worked answers that end in #### gold"
+    )
     n_train: Size = say(6400, "training problems")
     n_val: Count = say(256, "validation problems of an evaluation on the way; 0 turns them all off")
     n_val_final: Count | None = say(512, "validation problems of the last evaluation; None is n_val")

@@ -12,7 +12,7 @@ from rlkit.jobs.planning import prompt_lengths
 from rlkit.samplers import SamplingParams
 from rlkit.support.running import stream
 from rlkit.tasks.grading import extract_answer, last_boxed
-from rlkit.tasks.rewards import grade_responses
+from rlkit.tasks.rewards import grade_responses, truths_for
 
 VAL_ROLLOUTS = 16  # validation responses kept per evaluation
 
@@ -135,7 +135,7 @@ def rollouts(
         seed = stream(config.seed, step, f"rollout {i}" if i else "rollout")
         params = SamplingParams(config.max_tokens, config.temperature, stop=tuple(prompt.stop), seed=seed)
         groups = sample_groups(sampler, [prompt.fill(problem.question) for problem in todo], params, size)
-        golds = [problem.answer for problem in todo for _ in range(size)]
+        golds = [truth for truth in truths_for(reward_fn, todo) for _ in range(size)]
         graded = grade_responses(reward_fn, [c.text for group in groups for c in group], golds)
         rewards = {name: values.view(-1, size) for name, values in graded.items()}
         n_asked += len(todo)

@@ -8,6 +8,7 @@ prompts are long, time right within a factor of a few.
 import os
 import shutil
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -71,11 +72,13 @@ class _Page:
         return "\n".join([*self.lines, *warnings, *(f"error: {e}" for e in self.errors), f"plan: {end}"])
 
 
-def plan(config, *, algorithm=None, model=None, tokenizer=None, own_sampler: bool = True) -> dict:
+def plan(
+    config, *, algorithm=None, model=None, tokenizer=None, own_sampler: bool = True, problems=None
+) -> dict:
     """Check all that can be checked without training, and estimate the rest.
 
     model, tokenizer: to be trained in place of ``config.model``. own_sampler: False where a sampler is given
-    to ``train``, which then makes none.
+    to ``train``, which then makes none. problems: in place of the dataset's.
 
     Returns a dict: ok (nothing stands in the way), errors and warnings (lists of lines), memory (bytes by
     part), memory_total, memory_free, device, prompt_tokens (longest, mean), tokens (upper bounds for the
@@ -117,9 +120,12 @@ def plan(config, *, algorithm=None, model=None, tokenizer=None, own_sampler: boo
 
     found = {"memory": {}, "memory_total": 0, "memory_free": free_memory(device), "device": str(device)}
     found |= {"prompt_tokens": {}, "tokens": {}, "seconds": None, "disk": 0}
-    problems = page.attempt("n_train", load_problems, c.dataset, "train", c.n_train) or []
-    n_val = max(c.n_val, c.n_val_final)
-    problems += page.attempt("n_val", load_problems, c.dataset, "validation", n_val) or []
+    if problems is None:
+        columns = {"question_column": c.question_column, "answer_column": c.answer_column}
+        n_val = max(c.n_val, c.n_val_final)
+        load = partial(load_problems, **columns)
+        problems = page.attempt("n_train", load, c.dataset, "train", c.n_train) or []
+        problems += page.attempt("n_val", load, c.dataset, "validation", n_val) or []
     shape = None
     if model is None:
         location = page.attempt("model", model_location, c.model)

@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from dataclasses import asdict, fields
+from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
@@ -150,7 +151,7 @@ class RunWriter:
         self._files, self._lock = {}, None
 
 
-def open_run(config, algorithm, ranks: Ranks = ALONE) -> RunWriter:
+def open_run(config, algorithm, ranks: Ranks = ALONE, problems=None) -> RunWriter:
     """The folder for this (resolved) config: a new one, or with ``resume`` one to go on with.
 
     Raises ValueError if the folder is in use or cannot be written to, if it holds a run and ``resume`` is
@@ -164,7 +165,7 @@ def open_run(config, algorithm, ranks: Ranks = ALONE) -> RunWriter:
     else:
         path = Path(os.path.expanduser(config.run_dir))
     try:
-        record = _record(path, config, algorithm)
+        record = _record(path, config, algorithm, problems)
         path.mkdir(parents=True, exist_ok=True)
         writer = RunWriter(path, ranks)
         writer._lock = _lock(path)
@@ -178,7 +179,7 @@ def open_run(config, algorithm, ranks: Ranks = ALONE) -> RunWriter:
         raise ValueError(f"run_dir: {what} ({error.strerror or error})") from error
 
 
-def _record(path: Path, config, algorithm) -> dict:
+def _record(path: Path, config, algorithm, problems) -> dict:
     """What this run's config.json will hold; ValueError if the folder's results are another run's."""
     files = ("metrics.jsonl", "model")
     used = [name for name in files if (path / name).exists() and (path / name).stat().st_size]
@@ -189,7 +190,7 @@ def _record(path: Path, config, algorithm) -> dict:
     if used and not config.resume:
         expected = "expected a new folder, or resume=True to go on with it"
         raise ValueError(f"{what} already holds a run ({', '.join(used)}); {expected}")
-    wanted = run_record(config, algorithm)
+    wanted = run_record(config, algorithm) | {"problems": digest_of(problems)}
     if not used:
         if config.resume:
             print(f"{path}: nothing to go on with, the run starts from the base model", flush=True)
@@ -209,6 +210,14 @@ def run_record(config, algorithm) -> dict:
     parts |= {"cliprange": list(algorithm.cliprange)} if isinstance(algorithm.cliprange, tuple) else {}
     rule = {name: function_name(part) if callable(part) else part for name, part in parts.items()}
     return asdict(config) | {"algorithm": rule, "provenance": provenance()}
+
+
+def digest_of(problems) -> str | None:
+    """How many problems of one's own, and a hash of them; None for none."""
+    if problems is None:
+        return None
+    texts = "\0".join(f"{p.question}\0{p.answer}" for p in problems)
+    return f"{len(problems)}, sha256 {sha256(texts.encode()).hexdigest()[:16]}"
 
 
 def function_name(function) -> str:

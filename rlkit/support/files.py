@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import shutil
+from codecs import BOM_UTF8
 from pathlib import Path
 
 
@@ -21,7 +22,9 @@ def read_jsonl(path, *, growing: bool = False) -> list[dict]:
         raise ValueError(f"path: {path} is not a file, expected .jsonl or .jsonl.gz")
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-            lines = file.read().split(b"\n")  # bytes: a cut may fall inside a character
+            lines = (
+                file.read().removeprefix(BOM_UTF8).split(b"\n")
+            )  # bytes: a cut may fall inside a character
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error})") from error
     rows = []

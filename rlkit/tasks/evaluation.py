@@ -8,6 +8,7 @@ from rlkit.samplers.base import Sampler, SamplingParams
 from rlkit.support.stats import mean_se, pass_at_k
 from rlkit.tasks.problems import Problem
 from rlkit.tasks.prompts import Prompt
+from rlkit.tasks.rewards import truths_for
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ def evaluate(
 ) -> Evaluation:
     """Sample ``n_samples`` responses to each problem and grade them.
 
-    prompt: how questions are asked, when a response stops and, unless ``reward_fn(response, gold)`` is given,
+    prompt: how questions are asked, when a response stops and, unless ``reward_fn(response, gold)`` is given
+        (or ``f(response, problem)``, see ``truths_for``),
         how it is graded. fast=False grades leniently (sentences, labels, markdown), for audits; see
         ``rlkit.tasks.grading``.
     temperature 0 is greedy; ``sampling`` is for the other fields of ``SamplingParams`` (top_p, top_k, ...).
@@ -73,7 +75,8 @@ def evaluate(
     texts = [prompt.fill(problem.question) for problem in problems]
     groups = sampler.generate(texts, SamplingParams(max_tokens=max_tokens, **sampling), n_samples)
     rows = []
-    for i, (problem, text, completions) in enumerate(zip(problems, texts, groups)):
+    truths = truths_for(grade, problems)
+    for i, (problem, truth, text, completions) in enumerate(zip(problems, truths, texts, groups)):
         asked = {
             "question": problem.question,
             "gold": problem.answer,
@@ -81,7 +84,7 @@ def evaluate(
             "prompt": text,
         }
         for j, completion in enumerate(completions):
-            graded = grade(completion.text, problem.answer, **options)
+            graded = grade(completion.text, truth, **options)
             reward = float(graded["reward"])
             parts = {name: float(graded.get(name, reward)) for name in ("format_reward", "answer_reward")}
             ending = {"length": len(completion.token_ids), "finish_reason": completion.finish_reason}

@@ -1,15 +1,19 @@
 """What a problem is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A question, its final answer as text (a plain number), and the steps of its solution, if known."""
+    """A question, its final answer as text, and the steps of its solution, if known.
+
+    metadata: what a scorer of your own needs to know of this problem.
+    """
 
     question: str
     answer: str
     n_steps: int | None = None
+    metadata: dict | None = field(default=None, compare=False, repr=False)
 
 
 def check_n(n: int | None) -> None:

@@ -1,5 +1,7 @@
 """A reward function applied to responses, its results checked."""
 
+import inspect
+
 import torch
 
 from rlkit.support.checks import number, shown
@@ -8,9 +10,20 @@ from rlkit.support.shapes import PerPosition
 REWARD_KEYS = ("reward", "format_reward", "answer_reward")
 
 
+def truths_for(reward_fn, problems) -> list:
+    """What the function is asked with: the problems, where its second parameter is called ``problem``, else
+    their gold answers."""
+    try:
+        names = list(inspect.signature(reward_fn).parameters)
+    except (TypeError, ValueError):  # a builtin
+        names = []
+    return list(problems) if names[1:2] == ["problem"] else [problem.answer for problem in problems]
+
+
 def grade_responses(reward_fn, responses, ground_truths) -> dict[str, PerPosition]:
     """The rewards row by row, {name: (N,) float32}, for the names that the function gives.
 
+    Further numbers that it gives for every response come as "reward_<name>".
     ``compute_rollout_rewards`` is this plus the means.
     """
     if len(responses) != len(ground_truths) or not len(responses):
@@ -25,11 +38,13 @@ def grade_responses(reward_fn, responses, ground_truths) -> dict[str, PerPositio
                 f"reward_fn: expected a dict with the key 'reward' for every response, got {row!r}"
             )
     rows = {}
-    for name in REWARD_KEYS:
+    further = [key for key, value in graded[0].items() if isinstance(value, (bool, int, float))]
+    for name in dict.fromkeys((*REWARD_KEYS, *further)):
         if all(name in row for row in graded):
             values = [row[name] for row in graded]
-            rows[name] = torch.tensor([float(v) if isinstance(v, bool) else number(v) for v in values])
-            for value, fine in zip(values, rows[name].isfinite().tolist()):
+            given = name if name in REWARD_KEYS else f"reward_{name}"
+            rows[given] = torch.tensor([float(v) if isinstance(v, bool) else number(v) for v in values])
+            for value, fine in zip(values, rows[given].isfinite().tolist()):
                 if not fine:
                     raise ValueError(
                         f"reward_fn: {name!r} of a response is {shown(value)}, expected finite numbers"

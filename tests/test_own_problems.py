@@ -1,0 +1,138 @@
+"""Problems, rewards and columns of one's own, through load_problems, evaluate and train."""
+
+import json
+
+import pytest
+
+from rlkit import Config, Problem, evaluate, load_problems, load_prompt, train
+from rlkit.tasks.problems import gold_of
+from rlkit.tasks.rewards import grade_responses, truths_for
+
+
+def write(folder, name, rows):
+    text = "\n".join(row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows)
+    (folder / name).write_bytes(b"\xef\xbb\xbf" + text.encode())  # as Windows' editors save it
+
+
+def test_other_columns_numbers_byte_order_marks_and_a_validation_file(tmp_path):
+    write(
+        tmp_path, "train.jsonl", [{"q": "Wie groß?", "a": 42}, "", {"q": "and", "a": "3 + 4 = 7 #### 7,000"}]
+    )
+    write(tmp_path, "validation.jsonl", [{"q": "set", "a": " (1, 2) "}, {"q": "half", "a": 4.5}])
+    columns = {"question_column": "q", "answer_column": "a"}
+    found = load_problems(tmp_path, "train", **columns)
+    assert [(p.question, p.answer) for p in found] == [("Wie groß?", "42"), ("and", "7000")]
+    found = load_problems(tmp_path, "validation", **columns)
+    assert [(p.question, p.answer) for p in found] == [("set", "(1, 2)"), ("half", "4.5")]
+    assert [gold_of(v) for v in (42.0, -3, "x #### 5 #### 6")] == ["42", "-3", "6"]
+
+
+@pytest.mark.parametrize(
+    "row, said",
+    [
+        ({"q": "fine", "b": "1"}, "'a', its columns are q, b"),
+        ({"q": 5, "a": "1"}, "question: got 5"),
+        ({"q": "fine", "a": None}, "answer: got None"),
+        ({"q": "fine", "a": " "}, "answer: got ' '"),
+        ({"q": "fine", "a": True}, "answer: got True"),
+        ({"q": "fine", "a": "so ####"}, "answer: 'so ####'"),
+    ],
+)
+def test_a_bad_row_is_named_by_file_and_line(tmp_path, row, said):
+    write(tmp_path, "train.jsonl", [{"q": "fine", "a": "1"}, "", "", row])
+    with pytest.raises(ValueError) as caught:
+        load_problems(tmp_path, "train", question_column="q", answer_column="a")
+    text = str(caught.value)
+    assert f"{tmp_path}/train.jsonl line 4: expected a text in column 'q' and an answer in 'a'" in text
+    assert said in text
+
+
+def test_a_reward_sees_the_problem_where_it_asks_for_it():
+    problems = [Problem("a", "1", metadata={"k": 5}), Problem("b", "2")]
+    assert truths_for(lambda response, problem: None, problems) == problems
+    assert truths_for(lambda response, ground_truth: None, problems) == ["1", "2"]
+    assert truths_for(max, problems) == ["1", "2"]  # a builtin without a signature
+    assert problems[0] == Problem("a", "1") and len({*problems, Problem("a", "1")}) == 2
+
+
+def test_further_numbers_of_a_reward_come_under_their_own_names():
+    def reward(response, truth):
+        return {"reward": 1.0, "short": len(response) < 3, "why": "text", "points": len(response)}
+
+    rows = grade_responses(reward, ["ab", "abcd"], ["", ""])
+    assert {name: values.tolist() for name, values in rows.items()} == {
+        "reward": [1, 1],
+        "reward_short": [1, 0],
+        "reward_points": [2, 4],
+    }
+    with pytest.raises(ValueError, match="reward_fn: 'points' of a response is nan"):
+        grade_responses(lambda r, t: {"reward": 1.0, "points": float("nan")}, ["a"], [""])
+
+
+SUMS = [
+    Problem(f"What is {a} plus {b}?", str(a + b), metadata={"a": a}) for a in range(1, 5) for b in range(1, 5)
+]
+SMALL = dict(n_steps=2, rollout_batch_size=16, n_val=4, n_val_final=4, eval_every=0, checkpoint_every=1)
+
+
+def test_a_run_on_problems_of_ones_own(tmp_path):
+    seen = []
+
+    def reward(response, problem):
+        seen.append(problem)
+        return {"reward": float(problem.answer in response), "first": float(problem.metadata["a"])}
+
+    def judge(response, problem):
+        return {"reward": 1.0 if problem.metadata["a"] == 1 else 0.0}
+
+    config = Config(run_dir=str(tmp_path / "run"), **SMALL)
+    run = train(config, reward_fn=reward, val_reward_fn=judge, problems=SUMS, val_problems=SUMS[2:6])
+    assert len(seen) == 32 and all(problem in SUMS for problem in seen)
+    rollouts = run.rollouts[run.rollouts.split == "train"]
+    for _, row in rollouts.iterrows():
+        problem = next(p for p in SUMS if p.question in row.prompt)
+        assert row.gold == problem.answer and row.reward_first == problem.metadata["a"]
+        assert row.reward == float(problem.answer in row.response)
+    by_step = rollouts.groupby("step").reward_first.mean()
+    assert run.metrics.reward_first.dropna().tolist() == pytest.approx([by_step[1], by_step[2]])
+    assert run.metrics.val_reward.iloc[-1] == 0.5  # SUMS[2:4] have a = 1, SUMS[4:6] a = 2
+    assert run.config["problems"].startswith("20, sha256 ")
+
+    more = Config(run_dir=str(tmp_path / "run"), resume=True, **SMALL | {"n_steps": 3})
+    own = dict(reward_fn=reward, val_reward_fn=judge)
+    for other in (dict(problems=SUMS[::-1], val_problems=SUMS[2:6]), {}):
+        with pytest.raises(ValueError, match=r"resume: .*problems \(there '20, sha256"):
+            train(more, **other, **own)
+    assert train(more, problems=SUMS, val_problems=SUMS[2:6], **own).finished
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (dict(problems=SUMS), "val_problems: got None, expected a list of Problem"),
+        (dict(val_problems=SUMS), "problems: got None, expected a list of Problem"),
+        (dict(problems=["What?"], val_problems=SUMS), "problems: got .*expected a list of Problem"),
+        (dict(problems=SUMS[:1], val_problems=SUMS), "problems: got 1, expected at least 2"),
+    ],
+)
+def test_problems_that_no_run_can_use_are_refused(tmp_path, given, said):
+    with pytest.raises(ValueError, match=said):
+        train(Config(run_dir=str(tmp_path / "run"), **SMALL), **given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_evaluate_takes_a_reward_that_sees_the_problem(tmp_path):
+    class Echo:
+        def generate(self, prompts, params, n):
+            from rlkit import Completion
+
+            return [[Completion("x", [1], "stop")] * n for _ in prompts]
+
+    found = evaluate(
+        Echo(),
+        SUMS[:8],
+        load_prompt("question_only"),
+        max_tokens=3,
+        reward_fn=lambda response, problem: {"reward": float(problem.metadata["a"] == 2)},
+    )
+    assert found.accuracy == 0.5
