@@ -19,6 +19,7 @@ import copy
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -124,7 +125,7 @@ def train(
             problems = load_problems(config.dataset, "train", config.n_train, **columns)
             n_val = max(config.n_val, config.n_val_final)
             val_problems = load_problems(config.dataset, "validation", n_val, **columns)
-        train_problems = problems
+        train_problems, val_problems = problems or [], val_problems or []
         if model is None:
             where = (config.dtype, device, config.attn_implementation, loop.autocast_dtype(config))
             model, tokenizer = load_model(config.model, *where, on_host=ranks.size > 1)
@@ -239,7 +240,7 @@ def advantages_of(batch: RolloutBatch, rewards: PerPosition, algorithm, advantag
 def score_rollouts(batch: RolloutBatch, model, reference, algorithm, config) -> dict:
     """Reference and old log-probs where something needs them; with these the gap to the sampler and truncated
     weights."""
-    scoring = dict(
+    scoring: dict[str, Any] = dict(
         temperature=config.temperature,
         microbatch_size=-(-config.train_batch_size // config.gradient_accumulation_steps),
         autocast_dtype=loop.autocast_dtype(config),

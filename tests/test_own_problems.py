@@ -1,6 +1,7 @@
 """Problems, rewards and columns of one's own, through load_problems, evaluate and train."""
 
 import json
+import re
 
 import pytest
 
@@ -136,3 +137,22 @@ def test_evaluate_takes_a_reward_that_sees_the_problem(tmp_path):
         reward_fn=lambda response, problem: {"reward": float(problem.metadata["a"] == 2)},
     )
     assert found.accuracy == 0.5
+
+
+def test_readmes_task_of_reasoning_gym_trains_by_its_own_scorer(repo, tmp_path, monkeypatch):
+    pytest.importorskip("reasoning_gym")
+    blocks = re.findall(r"```python\n(.*?)```", (repo / "README.md").read_text(), re.S)
+    code = next(block for block in blocks if "reasoning_gym" in block)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 16
+    names, small = {}, "n_steps=2, n_val=8, n_val_final=8, rollout_batch_size=32"
+    monkeypatch.chdir(tmp_path)
+    exec(code.replace("n_steps=100", small), names)
+    first = names["problems"][0]
+    right, wrong = (f"so <think> </think> <answer> {a} </answer>" for a in (first.answer, "no"))
+    assert names["scored"](right, first) == {"reward": 1.0, "score": 1.0}
+    assert names["scored"](wrong, first)["reward"] == 0.0 == names["scored"]("nothing", first)["reward"]
+    rollouts = names["run"].rollouts
+    known = {problem.question: problem.answer for problem in names["problems"]}
+    asked = [next(q for q in known if f"User: {q}\n" in prompt) for prompt in rollouts.prompt]
+    assert rollouts.gold.tolist() == [known[question] for question in asked]
+    assert "reward_score" in names["run"].metrics

@@ -13,8 +13,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-# extras whose packages the pinned environment does not hold: each has a venv of its own
-OWN_VENV = {"gpu", "cpu-vllm", "bench", "sinks"}
+# extras whose packages the pinned environment does not hold
+OWN_VENV = {"gpu", "cpu-vllm", "bench", "sinks", "tasks"}
 
 
 @pytest.fixture(scope="module")
