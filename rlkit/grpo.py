@@ -103,7 +103,7 @@ def train_step(
         )
         if part.tis_weights is not None:
             per_token_loss = per_token_loss * part.tis_weights
-        if algorithm.kl_coef:
+        if algorithm.kl_coef and part.ref_log_probs is not None:
             penalty = k3(scored["log_probs"], part.ref_log_probs)
             per_token_loss = per_token_loss + algorithm.kl_coef * penalty
             stats = stats | {"kl": penalty.detach()[part.response_mask].mean()}

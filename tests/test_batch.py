@@ -61,6 +61,7 @@ def test_rows_are_selected_in_every_field_in_their_order(name, rows):
     batch = batch_of()
     per_token = torch.arange(16.0).view(4, 4)
     batch.advantages, batch.old_log_probs, batch.tis_weights = torch.arange(4.0), per_token, per_token + 16
+    batch.ref_log_probs = per_token + 32
     width = max(int(batch.row_ends()[i]) for i in rows)
     whole, part = getattr(batch, name), getattr(batch.select(torch.tensor(rows)), name)
     expected = [whole[i] if whole.ndim == 1 else whole[i, :width] for i in rows]

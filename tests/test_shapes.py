@@ -38,7 +38,7 @@ def checked(code, *arguments):
 
 def test_a_step_of_every_algorithm_with_all_shapes_checked(tmp_path):
     done = checked(RUN, tmp_path)
-    assert "checked 10" in done.stdout, done.stderr[-3000:]
+    assert "checked 11" in done.stdout, done.stderr[-3000:]
 
 
 def test_a_wrong_shape_is_found():

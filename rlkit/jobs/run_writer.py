@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict, fields
 from hashlib import sha256
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from rlkit.jobs import sharding
 from rlkit.jobs.metrics import METRICS
@@ -190,7 +190,7 @@ def _record(path: Path, config, algorithm, problems) -> dict:
     if used and not config.resume:
         expected = "expected a new folder, or resume=True to go on with it"
         raise ValueError(f"{what} already holds a run ({', '.join(used)}); {expected}")
-    wanted = run_record(config, algorithm) | {"problems": digest_of(problems)}
+    wanted: dict[str, Any] = run_record(config, algorithm) | {"problems": digest_of(problems)}
     if not used:
         if config.resume:
             print(f"{path}: nothing to go on with, the run starts from the base model", flush=True)

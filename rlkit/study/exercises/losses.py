@@ -170,7 +170,7 @@ def _ppo_term(a, l, o, eps):
     minutes=15,
     problem="compute_policy_gradient_loss_off_policy",
     notebook="06",
-    reveals=("rlkit.losses:token_ratio", "rlkit.losses:loss_grpo"),
+    reveals=("rlkit.losses:token_ratio", "rlkit.losses:bounds", "rlkit.losses:loss_grpo"),
     door="rlkit.losses:compute_policy_gradient_loss",
     observe=loss_and_gradient,
     cases=lambda: ratio_cases(0.2),
