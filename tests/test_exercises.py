@@ -273,6 +273,7 @@ def test_names_hints_and_sources(capsys):
         "# rlkit.losses",
         "def token_ratio",
         "# rlkit.losses",
+        "def bounds",
         "def loss_grpo",
         "# called by rlkit.losses.compute_policy_gradient_loss",
     ]
