@@ -103,12 +103,9 @@ def train(
     if outlook["errors"]:
         raise ValueError("\n".join(outlook["errors"]))
     if config.n_gpus > 1 and not launched():
-        own = {"algorithm": own_algorithm, "reward_fn": reward_fn is not None}
-        return launch(
-            config,
-            own
-            | {"problems": problems is not None, "sampler": sampler is not None, "model": model is not None},
-        )
+        own = {"algorithm": own_algorithm or None, "reward_fn": reward_fn, "val_reward_fn": val_reward_fn}
+        own |= {"problems": problems, "sampler": sampler, "model": model}
+        return launch(config, [name for name, value in own.items() if value is not None])
     prompt = load_prompt(config.prompt)
     folder = open_run(config, algorithm, ranks, own_problems)
     if Run(folder.path).finished:

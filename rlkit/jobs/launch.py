@@ -16,15 +16,15 @@ from rlkit.support.files import read_jsonl
 from rlkit.support.progress import progress
 
 
-def launch(config, own: dict[str, bool]) -> Run:
+def launch(config, own: list[str]) -> Run:
     """Train in ``config.n_gpus`` processes of their own, their lines printed here; the finished run.
 
-    own: what the caller passed as an object, which another process cannot have. RuntimeError with the first
+    own: names of what the caller passed as an object, which another process cannot have. RuntimeError with the first
     failure's reason if a rank fails.
     """
-    if given := [name for name, there in own.items() if there]:
+    if own:
         raise ValueError(
-            f"n_gpus: got {config.n_gpus} with {', '.join(given)} of your own, which other processes cannot "
+            f"n_gpus: got {config.n_gpus} with {', '.join(own)} of your own, which other processes cannot "
             "have; expected n_gpus 1, or your script started by torchrun"
         )
     if config.run_dir is None:
