@@ -19,8 +19,8 @@ from rlkit.support.progress import progress
 def launch(config, own: list[str]) -> Run:
     """Train in ``config.n_gpus`` processes of their own, their lines printed here; the finished run.
 
-    own: names of what the caller passed as an object, which another process cannot have. RuntimeError with the first
-    failure's reason if a rank fails.
+    own: names of what the caller passed as an object, which another process cannot have. RuntimeError with
+    the first failure's reason if a rank fails.
     """
     if own:
         raise ValueError(
