@@ -71,10 +71,16 @@ def test_two_ranks_train_what_one_does_and_others_resume_it(one_rank, tmp_path):
     run = run_ranks(2, tmp_path / "two")
     assert_same_run(run, one_rank)
     assert len(run.rollouts) == len(one_rank.rollouts)
-    half = run_ranks(2, tmp_path / "half", n_steps=2)
+
+
+def test_without_validation_the_final_model_is_the_trained_one_and_one_rank_resumes_it(tmp_path):
+    values = SMALL | {"n_val": 0}
+    half = run_ranks(2, tmp_path / "half", n_steps=2, n_val=0)
     assert not (half.path / "checkpoints/step-000002/state.pt").exists()
-    on_one = train(Config(**SMALL | {"run_dir": str(half.path), "resume": True}))
-    assert_same_run(on_one, one_rank)
+    short = train(Config(**values | {"n_steps": 2, "run_dir": str(tmp_path / "short")}))
+    assert_same_run(half, short)
+    longer = [Config(**values | {"run_dir": str(run.path), "resume": True}) for run in (half, short)]
+    assert_same_run(*map(train, longer))
 
 
 def test_a_checkpoint_of_one_rank_goes_on_over_three(one_rank, tmp_path):
