@@ -107,6 +107,7 @@ def train(
         own |= {"problems": problems, "sampler": sampler, "model": model}
         return launch(config, [name for name, value in own.items() if value is not None])
     prompt = load_prompt(config.prompt)
+    own_problems = own_problems and (problems, val_problems)
     folder = open_run(config, algorithm, ranks, own_problems)
     if Run(folder.path).finished:
         folder.close()

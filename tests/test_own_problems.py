@@ -3,9 +3,11 @@
 import json
 import re
 
+import numpy as np
 import pytest
+import torch
 
-from rlkit import Config, Problem, evaluate, load_problems, load_prompt, train
+from rlkit import Completion, Config, Problem, evaluate, load_problems, load_prompt, train
 from rlkit.tasks.problems import gold_of
 from rlkit.tasks.rewards import grade_responses, truths_for
 
@@ -26,6 +28,7 @@ def test_other_columns_numbers_byte_order_marks_and_a_validation_file(tmp_path):
     found = load_problems(tmp_path, "validation", **columns)
     assert [(p.question, p.answer) for p in found] == [("set", "(1, 2)"), ("half", "4.5")]
     assert [gold_of(v) for v in (42.0, -3, "x #### 5 #### 6")] == ["42", "-3", "6"]
+    assert gold_of(10**400) == "1" + "0" * 400  # more than a float can hold
 
 
 @pytest.mark.parametrize(
@@ -70,6 +73,21 @@ def test_further_numbers_of_a_reward_come_under_their_own_names():
         grade_responses(lambda r, t: {"reward": 1.0, "points": float("nan")}, ["a"], [""])
 
 
+@pytest.mark.parametrize("value", [np.float32(0.5), np.float64(0.5), torch.tensor(0.5)])
+def test_a_further_number_may_be_numpys_or_torchs(value):
+    rows = grade_responses(lambda r, t: {"reward": 1.0, "half": value}, ["a", "b"], ["", ""])
+    assert rows["reward_half"].tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_further_number_that_some_responses_lack_is_refused(first):
+    def reward(response, truth):
+        return {"reward": 1.0} | ({"points": 2} if (response == "a") == first else {})
+
+    with pytest.raises(ValueError, match="reward_fn: 'points' of a response is None"):
+        grade_responses(reward, ["a", "b"], ["", ""])
+
+
 SUMS = [
     Problem(f"What is {a} plus {b}?", str(a + b), metadata={"a": a}) for a in range(1, 5) for b in range(1, 5)
 ]
@@ -101,7 +119,8 @@ def test_a_run_on_problems_of_ones_own(tmp_path):
 
     more = Config(run_dir=str(tmp_path / "run"), resume=True, **SMALL | {"n_steps": 3})
     own = dict(reward_fn=reward, val_reward_fn=judge)
-    for other in (dict(problems=SUMS[::-1], val_problems=SUMS[2:6]), {}):
+    moved = dict(problems=[*SUMS, SUMS[2]], val_problems=SUMS[3:6])  # one from validation to training
+    for other in (dict(problems=SUMS[::-1], val_problems=SUMS[2:6]), moved, {}):
         with pytest.raises(ValueError, match=r"resume: .*problems \(there '20, sha256"):
             train(more, **other, **own)
     assert train(more, problems=SUMS, val_problems=SUMS[2:6], **own).finished
@@ -114,6 +133,7 @@ def test_a_run_on_problems_of_ones_own(tmp_path):
         (dict(val_problems=SUMS), "problems: got None, expected a list of Problem"),
         (dict(problems=["What?"], val_problems=SUMS), "problems: got .*expected a list of Problem"),
         (dict(problems=SUMS[:1], val_problems=SUMS), "problems: got 1, expected at least 2"),
+        (dict(problems=[*SUMS, Problem("2 + 5", 7)], val_problems=SUMS), r"problems\[16\]: got .*as texts"),  # type: ignore
     ],
 )
 def test_problems_that_no_run_can_use_are_refused(tmp_path, given, said):
@@ -122,21 +142,44 @@ def test_problems_that_no_run_can_use_are_refused(tmp_path, given, said):
     assert not (tmp_path / "run").exists()
 
 
-def test_evaluate_takes_a_reward_that_sees_the_problem(tmp_path):
-    class Echo:
-        def generate(self, prompts, params, n):
-            from rlkit import Completion
+class Echo:
+    def generate(self, prompts, params, n):
+        return [[Completion(f"{i}.{j}", [1], "stop") for j in range(n)] for i in range(len(prompts))]
 
-            return [[Completion("x", [1], "stop")] * n for _ in prompts]
 
-    found = evaluate(
-        Echo(),
-        SUMS[:8],
-        load_prompt("question_only"),
-        max_tokens=3,
-        reward_fn=lambda response, problem: {"reward": float(problem.metadata["a"] == 2)},
+def judged(reward_fn, **options):
+    return evaluate(
+        Echo(), SUMS[:8], load_prompt("question_only"), max_tokens=3, reward_fn=reward_fn, **options
     )
+
+
+def test_evaluate_takes_a_reward_that_sees_the_problem():
+    found = judged(lambda response, problem: {"reward": float(problem.metadata["a"] == 2)})
     assert found.accuracy == 0.5
+
+
+def test_evaluate_gives_each_response_its_own_reward():
+    def reward(response, problem):
+        return {"reward": int(problem.answer) + float(response) / 10, "format_reward": 0.1}
+
+    rows = judged(reward, n_samples=3).rows
+    wanted = [int(SUMS[i].answer) + float(f"{i}.{j}") / 10 for i in range(8) for j in range(3)]
+    assert rows.reward.tolist() == wanted == rows.answer_reward.tolist()  # float64, to the last digit
+    assert rows.format_reward.tolist() == [0.1] * 24
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (0.5, "expected a dict with the key 'reward'"),
+        ({"score": 1}, "expected a dict with the key 'reward'"),
+        ({"reward": float("nan")}, "'reward' of a response is nan"),
+        ({"reward": "1"}, "'reward' of a response is '1'"),
+    ],
+)
+def test_evaluate_says_what_is_wrong_with_a_reward(given, said):
+    with pytest.raises(ValueError, match=f"reward_fn: .*{said}"):
+        judged(lambda response, problem: given)
 
 
 def test_readmes_task_of_reasoning_gym_trains_by_its_own_scorer(repo, tmp_path, monkeypatch):

@@ -1,4 +1,7 @@
-"""The names in metrics.jsonl: what each says, and its axis label with the unit."""
+"""The names in metrics.jsonl: what each says, and its axis label with the unit.
+
+Beside them stand ``reward_<name>``, the mean of a further number that a reward function of one's own gives.
+"""
 
 # name | axis label | meaning; an indented line goes on with the one above it
 _TABLE = """\

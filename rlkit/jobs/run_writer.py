@@ -5,6 +5,7 @@ So after a kill at any moment the last checkpoint is good, and what was logged a
 run goes on.
 """
 
+import json
 import math
 import os
 import shutil
@@ -213,11 +214,14 @@ def run_record(config, algorithm) -> dict:
 
 
 def digest_of(problems) -> str | None:
-    """How many problems of one's own, and a hash of them; None for none."""
+    """How many problems of one's own, and a hash of (training problems, validation problems); None for none.
+
+    What it tells apart: questions, answers, their order, and which of the two lists they are in.
+    """
     if problems is None:
         return None
-    texts = "\0".join(f"{p.question}\0{p.answer}" for p in problems)
-    return f"{len(problems)}, sha256 {sha256(texts.encode()).hexdigest()[:16]}"
+    texts = [[(p.question, p.answer) for p in part or []] for part in problems]
+    return f"{sum(map(len, texts))}, sha256 {sha256(json.dumps(texts).encode()).hexdigest()[:16]}"
 
 
 def function_name(function) -> str:

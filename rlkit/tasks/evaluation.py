@@ -1,14 +1,16 @@
 """How good is a model at a set of problems: accuracy with its standard error, and what stands behind it."""
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import pandas as pd
+import torch
 
 from rlkit.samplers.base import Sampler, SamplingParams
 from rlkit.support.stats import mean_se, pass_at_k
 from rlkit.tasks.problems import Problem
 from rlkit.tasks.prompts import Prompt
-from rlkit.tasks.rewards import truths_for
+from rlkit.tasks.rewards import grade_responses, truths_for
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,14 @@ def evaluate(
     prompt = prompt.for_tokenizer(getattr(sampler, "tokenizer", None))
     texts = [prompt.fill(problem.question) for problem in problems]
     groups = sampler.generate(texts, SamplingParams(max_tokens=max_tokens, **sampling), n_samples)
+    responses = [completion.text for completions in groups for completion in completions]
+    truths = [t for t, completions in zip(truths_for(grade, problems), groups) for _ in completions]
+    graded = grade_responses(partial(grade, **options), responses, truths, torch.float64)
+    names = ("reward", "format_reward", "answer_reward")
+    columns = [graded.get(name, graded["reward"]).tolist() for name in names]
+    rewards = (dict(zip(names, values)) for values in zip(*columns))
     rows = []
-    truths = truths_for(grade, problems)
-    for i, (problem, truth, text, completions) in enumerate(zip(problems, truths, texts, groups)):
+    for i, (problem, text, completions) in enumerate(zip(problems, texts, groups)):
         asked = {
             "question": problem.question,
             "gold": problem.answer,
@@ -84,12 +91,9 @@ def evaluate(
             "prompt": text,
         }
         for j, completion in enumerate(completions):
-            graded = grade(completion.text, truth, **options)
-            reward = float(graded["reward"])
-            parts = {name: float(graded.get(name, reward)) for name in ("format_reward", "answer_reward")}
             ending = {"length": len(completion.token_ids), "finish_reason": completion.finish_reason}
-            row = {"problem": i, "sample": j, **asked, "response": completion.text, "reward": reward}
-            rows.append(row | parts | ending)
+            row = {"problem": i, "sample": j, **asked, "response": completion.text}
+            rows.append(row | next(rewards) | ending)
     return summarize(pd.DataFrame(rows))
 
 

@@ -92,8 +92,10 @@ def gold_of(answer) -> str:
     >>> gold_of("so 6 * 7 = 42 #### 42"), gold_of(" (1, 2) "), gold_of(4.5), gold_of(42.0)
     ('42', '(1, 2)', '4.5', '42')
     """
-    if isinstance(answer, (int, float)) and not isinstance(answer, bool) and math.isfinite(answer):
-        return str(int(answer) if answer == int(answer) else answer)
+    if isinstance(answer, float) and math.isfinite(answer):
+        answer = int(answer) if answer == int(answer) else str(answer)
+    if isinstance(answer, int) and not isinstance(answer, bool):
+        return str(answer)
     if not isinstance(answer, str) or not answer.strip():
         raise ValueError(f"answer: got {shown(answer)}, expected a text or a finite number")
     return gsm8k_gold(answer) if "####" in answer else answer.strip()
@@ -144,4 +146,7 @@ def check_problems(config, problems, val_problems) -> list[Problem] | None:
             raise ValueError(f"{name}: got {shown(given)}, expected a list of Problem")
         if len(given) < least:
             raise ValueError(f"{name}: got {len(given)}, expected at least {int(least)}")
+        for i, problem in enumerate(given):
+            if not (isinstance(problem.question, str) and isinstance(problem.answer, str)):
+                raise ValueError(f"{name}[{i}]: got {shown(problem)}, expected question and answer as texts")
     return [*problems, *(val_problems or [])]

@@ -20,10 +20,10 @@ def truths_for(reward_fn, problems) -> list:
     return list(problems) if names[1:2] == ["problem"] else [problem.answer for problem in problems]
 
 
-def grade_responses(reward_fn, responses, ground_truths) -> dict[str, PerPosition]:
-    """The rewards row by row, {name: (N,) float32}, for the names that the function gives.
+def grade_responses(reward_fn, responses, ground_truths, dtype=torch.float32) -> dict[str, PerPosition]:
+    """The rewards row by row, {name: (N,) of dtype}, for the names that the function gives.
 
-    Further numbers that it gives for every response come as "reward_<name>".
+    Further numbers come as "reward_<name>". ValueError for one that some of the responses do not have.
     ``compute_rollout_rewards`` is this plus the means.
     """
     if len(responses) != len(ground_truths) or not len(responses):
@@ -38,12 +38,13 @@ def grade_responses(reward_fn, responses, ground_truths) -> dict[str, PerPositio
                 f"reward_fn: expected a dict with the key 'reward' for every response, got {row!r}"
             )
     rows = {}
-    further = [key for key, value in graded[0].items() if isinstance(value, (bool, int, float))]
+    further = [key for row in graded for key, value in row.items() if hasattr(value, "__float__")]
     for name in dict.fromkeys((*REWARD_KEYS, *further)):
-        if all(name in row for row in graded):
-            values = [row[name] for row in graded]
+        if name not in REWARD_KEYS or all(name in row for row in graded):
+            values = [row.get(name) for row in graded]
             given = name if name in REWARD_KEYS else f"reward_{name}"
-            rows[given] = torch.tensor([float(v) if isinstance(v, bool) else number(v) for v in values])
+            numbers = [float(v) if isinstance(v, bool) else number(v) for v in values]
+            rows[given] = torch.tensor(numbers, dtype=dtype)
             for value, fine in zip(values, rows[given].isfinite().tolist()):
                 if not fine:
                     raise ValueError(
