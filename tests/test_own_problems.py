@@ -6,8 +6,10 @@ import re
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from rlkit import Completion, Config, Problem, evaluate, load_problems, load_prompt, train
+from rlkit.laptop import model_path
 from rlkit.tasks.problems import gold_of
 from rlkit.tasks.rewards import grade_responses, truths_for
 
@@ -199,3 +201,31 @@ def test_readmes_task_of_reasoning_gym_trains_by_its_own_scorer(repo, tmp_path, 
     asked = [next(q for q in known if f"User: {q}\n" in prompt) for prompt in rollouts.prompt]
     assert rollouts.gold.tolist() == [known[question] for question in asked]
     assert "reward_score" in names["run"].metrics
+
+
+def test_a_run_and_its_plan_read_the_columns(tmp_path):
+    rows = [{"question": "not this", "answer": "0", "q": p.question, "a": p.answer} for p in SUMS]
+    for name in ("train.jsonl", "validation.jsonl"):
+        write(tmp_path, name, rows)
+    columns = dict(question_column="q", answer_column="a", dataset=str(tmp_path), n_train=16)
+    config = Config(run_dir=str(tmp_path / "run"), rollouts_every=1, **SMALL | {"n_steps": 1}, **columns)
+    known = {f"User: {p.question}\n": p.answer for p in SUMS}
+    rollouts = train(config).rollouts
+    asked = [next(gold for line, gold in known.items() if line in prompt) for prompt in rollouts.prompt]
+    assert rollouts.gold.tolist() == asked and set(rollouts.split) == {"train", "validation"}
+
+
+@pytest.mark.parametrize("where", ["problems", "val_problems", "columns"])
+def test_the_plan_counts_the_tokens_of_ones_own_problems(tmp_path, capsys, where):
+    long = Problem("What is " + "1 plus " * 60 + "1?", "61")
+    lists = {"problems": SUMS, "val_problems": SUMS} | ({where: [long, *SUMS]} if where != "columns" else {})
+    values = SMALL | dict(dry_run=True, run_dir=str(tmp_path / "run"))
+    if where == "columns":
+        for name in ("train.jsonl", "test.jsonl"):
+            write(tmp_path, name, [{"question": "short", "answer": 1, "q": long.question, "a": "61"}] * 4)
+        lists, columns = {}, dict(question_column="q", answer_column="a")
+        values |= dict(dataset=str(tmp_path), n_train=4) | columns
+    train(Config(**values), **lists)
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    longest = len(tokenizer(load_prompt("r1_zero").fill(long.question))["input_ids"])
+    assert f", {longest} at most" in capsys.readouterr().out
