@@ -1,0 +1,87 @@
+r"""Where an answer stands in a response, and the one rule for what stands around a box.
+
+A box is the answer of its sentence. In front of it stands nothing, a word, an equals sign or a colon; behind
+it nothing, a stop, a unit or the rest of a sentence ('is the answer', 'in April'). Signs, digits, operators,
+number words, questions, and words that deny or doubt make it another answer, in either prompt:
+``-\boxed{7}``, ``\boxed{7}00``, ``\boxed{7} thousand``, ``not \boxed{7}`` are not 7. Boxes joined by a comma or
+'and' are one list.
+"""
+
+import re
+
+from rlkit.tasks.grading.cleaning import clean
+from rlkit.tasks.grading.lenient import denied
+from rlkit.tasks.grading.units import MONEY, read_unit
+
+MAX_AROUND = 300  # characters looked at on each side of a box
+_SPACE = r"\\(?:[,;:! ]|(?:q?quad|displaystyle|left|right|[bB]igg?)(?![A-Za-z]))"
+_WRAP = r"\\(?:text(?:bf|it|rm)?|math(?:bf|rm)|mbox|underline|large|Large)\s*\{"
+_OPENERS = re.compile(rf"(?:{_WRAP}|{_SPACE}|\\[(\[$]|[\s*_`\"'(\[{{{MONEY}])+$")
+_CLOSERS = re.compile(rf"^(?:{_SPACE}|\\[)\]]|[\s*_`\"')\]}}$])+")
+_MAY_PRECEDE = re.compile(
+    r"(?:^|[^\W\d_]|[:,;\u2192\u21d2\u2234]|(?<![\d.])\.|(?<![!<>~/=\\])=+>?|\\(?:text|boxed|fbox)\{[^{}]*\}|\([^()]*[a-z]{2}[^()]*\)"
+    r"|\\(?:[rR]ightarrow|[lL]ongrightarrow|implies|therefore|to))$"
+)
+_COMMAND = re.compile(r"\\[A-Za-z]+$")
+_CLAUSE = re.compile(r"[,;:]\s|\b(?:but|so|then|hence|thus|therefore|that)\b|=", re.I)
+_GOES_ON = re.compile(
+    r"(?:is|are|was|were|which|because|since|as|in|for|per|each|on|at|by|from|when|where|with|during|left|total"
+    r"|altogether|together|more|this|that|so|and(?!\W*(?:\d|\\boxed|\\fbox)))\b",
+    re.I,
+)
+_STOP = re.compile(r"[.,;:](?!\d)|$")
+_SENTENCE_END = re.compile(r"[.!?;]\s")
+_TAKEN_BACK = re.compile(r"\W*(?:no|not|never|wait|oops|wrong|sorry|actually|that is (?:not|wrong)|scratch)\b", re.I)
+
+
+def extract_answer(response) -> str | None:
+    """Text of the LAST ``<answer>`` tag; None without ``</think> <answer>`` or if its ``</answer>`` is missing."""
+    if not isinstance(response, str) or (start := response.find("</think> <answer>")) < 0:
+        return None
+    answer, closed, _ = response[start:].rpartition("<answer>")[2].partition("</answer>")
+    return answer if closed else None
+
+
+def last_boxed(text) -> str | None:
+    r"""Content of the last ``\boxed{...}`` or ``\fbox{...}``, its braces balanced (not ``\{`` and ``\}``); None
+    if it is cut off."""
+    return None if (span := _last_box(text)) is None else text[span[1] : span[2]]
+
+
+def _last_box(text) -> tuple[int, int, int] | None:
+    """(start of the last box, start of its content, end of its content)."""
+    if not isinstance(text, str) or (box := max(text.rfind(r"\boxed{"), text.rfind(r"\fbox{"))) < 0:
+        return None
+    start, depth = text.index("{", box) + 1, 1
+    for brace in re.finditer(r"\\.|[{}]", text[start:], re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+        if depth == 0:
+            return box, start, start + brace.start()
+    return None
+
+
+def unboxed(text: str) -> str | None:
+    """The last box's content, with a unit that stands behind it; None if what stands around it changes it."""
+    if (span := _last_box(text)) is None:
+        return None
+    box, start, end = span
+    inside = text[start:end]
+    before = _SENTENCE_END.split(text[:box].rstrip(" $")[-MAX_AROUND:].rpartition("\n")[2])[-1]
+    before = _OPENERS.sub("", before)
+    after = _CLOSERS.sub("", text[end + 1 : end + 1 + MAX_AROUND].partition("\n")[0])
+    command = _COMMAND.search(before)
+    if not _MAY_PRECEDE.search(before) or (command and not _MAY_PRECEDE.fullmatch(command[0])):
+        return None
+    clause = clean(_CLAUSE.split(before.rstrip(":= "))[-1])
+    if denied(f"{clause} 7", f"{clause} 7"):
+        return None
+    if re.search(r"(?:[,;&]|\band)$", before) and (other := last_boxed(before)) not in (None, inside):
+        inside = f"{other}, {inside}"
+    stop = _STOP.search(after)
+    tail, rest = clean(after[: stop.start()]), after[stop.end() :] if stop else ""
+    if _TAKEN_BACK.match(rest):
+        return None
+    if not tail or read_unit(tail) is not None:
+        return f"{inside} {tail}".rstrip()
+    goes_on = _GOES_ON.match(tail) or read_unit(tail.split()[0]) is not None
+    return inside if goes_on and not denied(f"7 {tail}", f"7 {tail}") and "?" not in tail else None
