@@ -6,24 +6,23 @@ expression. Values of one type are compared part by part. What remains are singl
 as exact numbers, or, after an inspection, as what math-verify reads in them. Letters keep their case.
 
 math-verify's own verdict is not asked: it takes [1,2,3], (3,2,1) and {1,2,3} for one another and X for x, and
-its simplification has no bound. Its parser gives the expressions; two are equal when they agree, to 30 digits,
-at three points (a Schwartz-Zippel test).
+its simplification has no bound. Its parser gives the expressions; two are equal when their values agree, to 25
+digits, at three points (a Schwartz-Zippel test).
 """
 
 import logging
 import math
 import re
-from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
 from rlkit.tasks.grading.arithmetic import read_expression
 from rlkit.tasks.grading.cleaning import clean
 from rlkit.tasks.grading.lenient import denied
-from rlkit.tasks.grading.strict import quantity_of
+from rlkit.tasks.grading.strict import Quantity, quantity_of
 from rlkit.tasks.grading.units import Unit, read_unit
 
-MAX_TEXT, MAX_PARTS, MAX_DEPTH = 300, 16, 3
+MAX_TEXT, MAX_PARTS, MAX_DEPTH = 200, 10, 3
 _SIGNS = [  # one spelling for each sign, as LaTeX
     (re.compile(pattern), new)
     for pattern, new in (
@@ -41,6 +40,7 @@ _SIGNS = [  # one spelling for each sign, as LaTeX
         (r"\u221a\s*(\d+|[a-z])|\\sqrt\s*(\d|[a-z])", r"\\sqrt{\1\2}"),
         (r"(?<![A-Za-z\\])(sin|cos|tan|ln|log)(?![A-Za-z])", r"\\\1 "),
         (r"\*\*", "^"),
+        (r"\s*\(?\s*\bbase[\s-]*(\d{1,2})\)?$", r"_{\1}"),
     )
 ]
 _MATRIX = re.compile(r"\W*\\begin\{([pbBvV]?)matrix\}(.*)\\end\{\1matrix\}\W*", re.S)
@@ -76,7 +76,7 @@ def typed_match(answer: str, gold: str, fast: bool) -> bool:
 @lru_cache(maxsize=1 << 14)
 def _read_gold(gold: str) -> tuple[Typed, Unit]:
     text, unit = _split_unit(gold) if len(gold) <= MAX_TEXT else (gold, Unit())
-    return read(text), unit
+    return read(_joined(text)), unit
 
 
 def _joined(text: str) -> str:
@@ -229,9 +229,12 @@ _TOKENS = re.compile(
     rf"(?:\\(?:{_COMMANDS})(?![A-Za-z])|(?<![A-Za-z])[A-Za-z]{{1,4}}(?![A-Za-z])"
     r"|(?<![\d.])\d{1,6}(?:\.\d{1,6})?(?![\d.])|[-+*/^(){}\[\]]| (?!\d)|(?<=[a-z]) )*"
 )
-_EXPONENT = re.compile(r"\^\s*(?:\{\s*-?(\d{1,2})\s*\}|\{\s*-?(\d)/\d\s*\}|(\d)(?!\d)|\{?([a-z])\}?|\{\(\((\d)\)/\(\d\)\)\})")
+_EXPONENT = re.compile(  # 12, -3, 1/2 or one letter; never a power of a power
+    r"\^\s*(?:\{\s*-?(\d{1,2})\s*\}|(\d)(?!\d)|\{\s*-?\d/\d\s*\}|\{\s*\(\(\d\)/\(\d\)\)\s*\}|\{[a-z]\}|[a-z])(?!\s*\^)"
+)
 _INDEX = re.compile(r"\\sqrt\[(?!\d\])")
-_POINTS = ("4/7", "11/5", "-5/3"), ("7/9", "-13/4", "9/8"), ("3/2", "5/11", "17/6")
+_DECIMAL = re.compile(r"(\d*)\.(\d+)")
+_POINTS = 3
 
 
 def _same_expression(given: str, gold: str, scaled: bool = False) -> bool:
@@ -240,19 +243,21 @@ def _same_expression(given: str, gold: str, scaled: bool = False) -> bool:
         return not scaled or bool(gold)
     if re.fullmatch("[A-Za-z][A-Za-z ]{2,}|[Nn][Oo]", gold) and given.lower() == gold.lower():
         return True  # a word
-    values = _number(given), _number(gold)
-    if None not in values and not scaled:
-        return values[0] == values[1]
-    letters = _letters(given), _letters(gold)
-    one_case = len(letters[0]) == len({letter.lower() for letter in letters[0]})
-    if letters[0] != letters[1] or not one_case or not (_safe(given) and _safe(gold)):
+    numbers = _number(given), _number(gold)
+    if None not in numbers and not scaled:
+        return numbers[0].value == numbers[1].value and numbers[0].unit.agrees(numbers[1].unit)
+    letters = _letters(given)
+    one_case = len(letters) == len({letter.lower() for letter in letters})
+    if letters != _letters(gold) or not one_case or not (_safe(given) and _safe(gold)):
         return False
-    return _agree(given, gold, scaled)
+    return _agree(_values(given), _values(gold), scaled)
 
 
-def _number(text: str) -> Fraction | None:
+def _number(text: str) -> Quantity | None:
     quantity = quantity_of(text)
-    return read_expression(text) if quantity is None else quantity.value
+    if quantity is None and (value := read_expression(text)) is not None:
+        quantity = Quantity(value, Unit())
+    return quantity
 
 
 def _letters(text: str) -> set[str]:
@@ -269,48 +274,57 @@ def _safe(text: str) -> bool:
     for char in text:
         depth += (char in "({[") - (char in ")}]")
         deepest = max(deepest, depth)
-    powers = [[int(p) for p in found if p.isdigit()] or [3] for found in _EXPONENT.findall(text)]
+    powers = [int(braced or bare or 3) for braced, bare in _EXPONENT.findall(text)]
     return (
         len(text) <= 100
         and _TOKENS.fullmatch(text) is not None
         and deepest <= 5
         and len(powers) == text.count("^") <= 6
-        and math.prod(max(power[0], 1) for power in powers) <= 400
+        and math.prod(max(power, 1) for power in powers) <= 400
         and not _INDEX.search(text)
         and len(_letters(text)) <= 4
     )
 
 
-def _agree(given: str, gold: str, scaled: bool) -> bool:
-    import sympy
-
-    left, right = _parsed(given), _parsed(gold)
-    if left is None or right is None:
+def _agree(given, gold, scaled: bool) -> bool:
+    """Whether the values at all points are equal, to 25 digits, or (scaled) in one ratio."""
+    if not given or not gold:
         return False
-    rows = []
-    for point in _POINTS:
-        names = sorted((left.free_symbols | right.free_symbols), key=str)
-        known = {"i": sympy.I, "e": sympy.E}
-        values = {name: known.get(str(name), sympy.Rational(point[k % 3]) + k // 3) for k, name in enumerate(names)}
-        rows.append([sympy.N(side.subs(values), 40) for side in (left, right)])
-        if not all(value.is_number and value.is_finite for value in rows[-1]):
-            return left == right
+    if not (isinstance(given, list) and isinstance(gold, list)):  # infinite or undefined: the same expression
+        return given == gold and not scaled
+    tiny = 10**-25
     if scaled:
-        (a, b), *others = rows
-        return a != 0 and b != 0 and all(abs(a * d - b * c) <= abs(a * b) * 1e-25 for c, d in others)
-    return all(abs(a - b) <= max(1, abs(a)) * sympy.Float("1e-30", 40) for a, b in rows)
+        a, b = given[0], gold[0]
+        return abs(a * b) > tiny and all(abs(a * d - b * c) < tiny * abs(a * b) for c, d in zip(given, gold))
+    return all(abs(a - b) <= tiny * max(1, abs(a)) for a, b in zip(given, gold))
 
 
 @lru_cache(maxsize=1 << 12)
-def _parsed(text: str):
-    """The sympy expression that math-verify reads in LaTeX; None if it reads none. Decimals become fractions."""
+def _values(text: str):
+    """What math-verify reads in LaTeX, in numbers: a list of the values at three points, each letter having its
+    own value there; the sympy expression itself if it has none (infinity); None if nothing is read."""
     import math_verify  # here, not above: it imports sympy, and plain numbers never need it
+    import sympy
     from latex2sympy2_extended import NormalizationConfig
 
     for name in ("parser", "grader"):  # they warn that timeouts are off; _safe stands in for those
         logging.getLogger(f"math_verify.{name}").setLevel(logging.ERROR)
-    text = re.sub(r"(\d*)\.(\d+)", lambda m: f"\\frac{{{int(m[1] + m[2])}}}{{{10 ** len(m[2])}}}", text)
-    plain = NormalizationConfig(basic_latex=True, units=False, malformed_operators=False, nits=False, boxed="none", equations=False)
-    reader = [math_verify.LatexExtractionConfig(normalization_config=plain)]
-    found = math_verify.parse(f"${text}$", reader, fallback_mode="no_fallback", parsing_timeout=None)
-    return found[0] if found and hasattr(found[0], "free_symbols") else None
+    text = _DECIMAL.sub(lambda m: f"\\frac{{{int(m[1] + m[2])}}}{{{10 ** len(m[2])}}}", text)
+    asis = dict.fromkeys(("units", "malformed_operators", "nits", "equations"), False)
+    reader = math_verify.LatexExtractionConfig(
+        normalization_config=NormalizationConfig(basic_latex=True, boxed="none", **asis)
+    )
+    found = math_verify.parse(f"${text}$", [reader], fallback_mode="no_fallback", parsing_timeout=None)
+    if not found or not isinstance(found[0], sympy.Expr):
+        return None
+    values = []
+    for k in range(_POINTS):
+        at = {"i": sympy.I, "e": sympy.E}
+        for letter in found[0].free_symbols:
+            spread = int.from_bytes(str(letter).encode(), "big") * 7919 + k * 104729
+            at.setdefault(str(letter), sympy.Rational(spread % 10007 - 5000, 2003))
+        value = sympy.N(found[0].subs({letter: at[str(letter)] for letter in found[0].free_symbols}), 40)
+        if not (value.is_number and value.is_finite):
+            return found[0]
+        values.append(value)
+    return values
