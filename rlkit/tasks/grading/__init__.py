@@ -26,7 +26,7 @@ from rlkit.tasks.grading.cleaning import clean
 from rlkit.tasks.grading.extraction import extract_answer, last_boxed, unboxed
 from rlkit.tasks.grading.lenient import MAX_SENTENCE, sentence_quantity
 from rlkit.tasks.grading.strict import Quantity, quantity_of
-from rlkit.tasks.grading.typed import typed_match
+from rlkit.tasks.grading.typed import typed_match, warm
 from rlkit.tasks.grading.units import Unit
 
 
@@ -81,8 +81,8 @@ def answers_match(answer, gold, fast=True) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def _gold_quantity(gold: str) -> Quantity | str:
-    """The gold as a number with its unit, or its text if it is something else ('0,5' is a list of two)."""
-    if re.fullmatch(r"0,\d+", gold):
+    """The gold as a number with its unit, or its text if it is something else: 0,5 is a list of two, and 5m is algebra."""
+    if re.fullmatch(r"0,\d+|.*\d[A-Za-z]", gold):
         return gold
     quantity = quantity_of(gold)
     if quantity is None and (value := read_expression(clean(gold))) is not None:

@@ -45,27 +45,26 @@ def extract_answer(response) -> str | None:
 def last_boxed(text) -> str | None:
     r"""Content of the last ``\boxed{...}`` or ``\fbox{...}``, its braces balanced (not ``\{`` and ``\}``); None
     if it is cut off."""
-    return None if (span := _last_box(text)) is None else text[span[1] : span[2]]
-
-
-def _last_box(text) -> tuple[int, int, int] | None:
-    """(start of the last box, start of its content, end of its content)."""
-    if not isinstance(text, str) or (box := max(text.rfind(r"\boxed{"), text.rfind(r"\fbox{"))) < 0:
+    if not isinstance(text, str) or (start := _box_start(text)) < 0:
         return None
-    start, depth = text.index("{", box) + 1, 1
-    for brace in re.finditer(r"\\.|[{}]", text[start:], re.DOTALL):
+    inside, depth = text[text.index("{", start) + 1 :], 1
+    for brace in re.finditer(r"\\.|[{}]", inside, re.DOTALL):
         depth += {"{": 1, "}": -1}.get(brace.group(), 0)
         if depth == 0:
-            return box, start, start + brace.start()
+            return inside[: brace.start()]
     return None
+
+
+def _box_start(text: str) -> int:
+    return max(text.rfind(r"\boxed{"), text.rfind(r"\fbox{"))
 
 
 def unboxed(text: str) -> str | None:
     """The last box's content, with a unit that stands behind it; None if what stands around it changes it."""
-    if (span := _last_box(text)) is None:
+    if (inside := last_boxed(text)) is None:
         return None
-    box, start, end = span
-    inside = text[start:end]
+    box = _box_start(text)
+    end = text.index("{", box) + 1 + len(inside)
     before = _SENTENCE_END.split(text[:box].rstrip(" $")[-MAX_AROUND:].rpartition("\n")[2])[-1]
     before = _OPENERS.sub("", before)
     after = _CLOSERS.sub("", text[end + 1 : end + 1 + MAX_AROUND].partition("\n")[0])

@@ -183,6 +183,10 @@ def _equal(given: Typed, gold: Typed) -> bool:
     if given.kind == "=" and not _RELATION.search(gold.kind) and _NAME.fullmatch(_text(given.parts[0])):
         return _equal(given.parts[1], gold)  # x = 5 for 5
     if {given.kind, gold.kind} == {"{}", "list"} or given.kind == gold.kind in ("{}", "list", "union"):
+        if len({_text(part.parts[0]) for side in (given, gold) for part in side.parts if part.kind == "="}) > 1 and any(
+            part.kind != "=" for side in (given, gold) for part in side.parts
+        ):
+            return False  # 1, 2 does not say which is x and which is y
         left = list(gold.parts)
         for part in given.parts:
             if (match := next((other for other in left if _equal(part, other)), None)) is None:
@@ -297,6 +301,11 @@ def _agree(given, gold, scaled: bool) -> bool:
         a, b = given[0], gold[0]
         return abs(a * b) > tiny and all(abs(a * d - b * c) < tiny * abs(a * b) for c, d in zip(given, gold))
     return all(abs(a - b) <= tiny * max(1, abs(a)) for a, b in zip(given, gold))
+
+
+def warm() -> None:
+    """Imports sympy and math-verify (0.3 s) and reads one expression, so that no response waits for them."""
+    _values("x+1")
 
 
 @lru_cache(maxsize=1 << 12)
