@@ -42,7 +42,9 @@ def r1_zero_reward_fn(response, ground_truth, fast=True) -> dict[str, float]:
 
 def question_only_reward_fn(response, ground_truth, fast=True) -> dict[str, float]:
     r"""Reward for the question_only prompt: the last ``\boxed{...}``, with what stands around it in its sentence
-    (``extraction.py``). Otherwise as r1_zero_reward_fn."""
+    (``extraction.py``); ``\fbox`` is a box, too. Otherwise as r1_zero_reward_fn."""
+    if isinstance(response, str):
+        response = response.replace(r"\fbox{", r"\boxed{")
     return _rewards(None if last_boxed(response) is None else response, ground_truth, fast)
 
 
@@ -66,7 +68,7 @@ def answers_match(answer, gold, fast=True) -> bool:
             return False
         if answer.strip() == gold:  # the everyday case, and the only way in for a number of 5,000 digits
             return True
-        if re.search(r"\\(?:boxed|fbox)", answer) and (answer := unboxed(answer)) is None:
+        if r"\boxed" in answer and (answer := unboxed(answer)) is None:
             return False
         wanted = _gold_quantity(gold if (content := last_boxed(gold)) is None else content)
         if not isinstance(wanted, Quantity):

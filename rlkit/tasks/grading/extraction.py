@@ -10,7 +10,7 @@ number words, questions, and words that deny or doubt make it another answer, in
 import re
 
 from rlkit.tasks.grading.cleaning import clean
-from rlkit.tasks.grading.lenient import denied
+from rlkit.tasks.grading.lenient import denied, may_follow
 from rlkit.tasks.grading.units import MONEY, read_unit
 
 MAX_AROUND = 300  # characters looked at on each side of a box
@@ -19,19 +19,17 @@ _WRAP = r"\\(?:text(?:bf|it|rm)?|math(?:bf|rm)|mbox|underline|large|Large)\s*\{"
 _OPENERS = re.compile(rf"(?:{_WRAP}|{_SPACE}|\\[(\[$]|[\s*_`\"'(\[{{{MONEY}])+$")
 _CLOSERS = re.compile(rf"^(?:{_SPACE}|\\[)\]]|[\s*_`\"')\]}}$])+")
 _MAY_PRECEDE = re.compile(
-    r"(?:^|[^\W\d_]|[:,;\u2192\u21d2\u2234]|(?<![\d.])\.|(?<![!<>~/=\\])=+>?|\\(?:text|boxed|fbox)\{[^{}]*\}|\([^()]*[a-z]{2}[^()]*\)"
+    r"(?:^|[^\W\d_]|[:,;\u2192\u21d2\u2234]|(?<![\d.])\.|(?<![!<>~/=\\])=+>?|\\(?:text|math|boxed)\w*\{[^{}]*\}|\([^()]*[a-z]{2}[^()]*\)"
     r"|\\(?:[rR]ightarrow|[lL]ongrightarrow|implies|therefore|to))$"
 )
 _COMMAND = re.compile(r"\\[A-Za-z]+$")
 _CLAUSE = re.compile(r"[,;:]\s|\b(?:but|so|then|hence|thus|therefore|that)\b|=", re.I)
-_GOES_ON = re.compile(
-    r"(?:is|are|was|were|which|because|since|as|in|for|per|each|on|at|by|from|when|where|with|during|left|total"
-    r"|altogether|together|more|this|that|so|and(?!\W*(?:\d|\\boxed|\\fbox)))\b",
+_SENTENCE_END = re.compile(r"[.!?;]\s")
+_TAKEN_BACK = re.compile(
+    r"\W*(?:no|not|never|wait|oops|wrong|sorry|actually|that is (?:not|wrong)|scratch|or|maybe|perhaps|possibly"
+    r"|if|unless|plus|minus)\b",
     re.I,
 )
-_STOP = re.compile(r"[.,;:](?!\d)|$")
-_SENTENCE_END = re.compile(r"[.!?;]\s")
-_TAKEN_BACK = re.compile(r"\W*(?:no|not|never|wait|oops|wrong|sorry|actually|that is (?:not|wrong)|scratch)\b", re.I)
 
 
 def extract_answer(response) -> str | None:
@@ -43,11 +41,10 @@ def extract_answer(response) -> str | None:
 
 
 def last_boxed(text) -> str | None:
-    r"""Content of the last ``\boxed{...}`` or ``\fbox{...}``, its braces balanced (not ``\{`` and ``\}``); None
-    if it is cut off."""
-    if not isinstance(text, str) or (start := _box_start(text)) < 0:
+    r"""Content of the last ``\boxed{...}``, its braces balanced (not ``\{`` and ``\}``); None if cut off."""
+    if not isinstance(text, str) or (start := text.rfind(r"\boxed{")) < 0:
         return None
-    inside, depth = text[text.index("{", start) + 1 :], 1
+    inside, depth = text[start + len(r"\boxed{") :], 1
     for brace in re.finditer(r"\\.|[{}]", inside, re.DOTALL):
         depth += {"{": 1, "}": -1}.get(brace.group(), 0)
         if depth == 0:
@@ -55,19 +52,14 @@ def last_boxed(text) -> str | None:
     return None
 
 
-def _box_start(text: str) -> int:
-    return max(text.rfind(r"\boxed{"), text.rfind(r"\fbox{"))
-
-
 def unboxed(text: str) -> str | None:
     """The last box's content, with a unit that stands behind it; None if what stands around it changes it."""
     if (inside := last_boxed(text)) is None:
         return None
-    box = _box_start(text)
-    end = text.index("{", box) + 1 + len(inside)
-    before = _SENTENCE_END.split(text[:box].rstrip(" $")[-MAX_AROUND:].rpartition("\n")[2])[-1]
+    before, _, after = text.rpartition(r"\boxed{")
+    before = _SENTENCE_END.split(before.rstrip(" $")[-MAX_AROUND:].rpartition("\n")[2])[-1]
     before = _OPENERS.sub("", before)
-    after = _CLOSERS.sub("", text[end + 1 : end + 1 + MAX_AROUND].partition("\n")[0])
+    after = _CLOSERS.sub("", after[len(inside) + 1 :][:MAX_AROUND].partition("\n")[0])
     command = _COMMAND.search(before)
     if not _MAY_PRECEDE.search(before) or (command and not _MAY_PRECEDE.fullmatch(command[0])):
         return None
@@ -76,11 +68,10 @@ def unboxed(text: str) -> str | None:
         return None
     if re.search(r"(?:[,;&]|\band)$", before) and (other := last_boxed(before)) not in (None, inside):
         inside = f"{other}, {inside}"
-    stop = _STOP.search(after)
-    tail, rest = clean(after[: stop.start()]), after[stop.end() :] if stop else ""
-    if _TAKEN_BACK.match(rest):
+    stop = re.search(r"[.,;:](?!\d)|$", after)
+    tail, rest = clean(after[: stop.start()]), after[stop.end() :]
+    if _TAKEN_BACK.match(rest) or (stop[0] in (",", ";") and re.match(r"\W*\d", rest)) or "?" in tail:
         return None
-    if not tail or read_unit(tail) is not None:
+    if read_unit(tail) is not None:
         return f"{inside} {tail}".rstrip()
-    goes_on = _GOES_ON.match(tail) or read_unit(tail.split()[0]) is not None
-    return inside if goes_on and not denied(f"7 {tail}", f"7 {tail}") and "?" not in tail else None
+    return inside if may_follow(tail) and not denied(f"7 {tail}", f"7 {tail}") else None

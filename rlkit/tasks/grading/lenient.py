@@ -44,7 +44,7 @@ _DENIALS = _any(
     "not, never, no, none, neither, nor, or, if, unless, else, otherwise, except, excluding, instead, "
     "rather, versus, vs, between, assuming, suppose, (?:is|was|are|does|do|did|wo|ca|ai)nt, rejected, "
     "ruled out, contradicts?, violates?, fails, would fail, seems?, too (?:high|low|big|small|large|many|much|few), "
-    "(?:would|could|should) have been, had (?:s?he|they|it|i|we|you), makes no sense"
+    "(?:would|could|should) have been, had (?:s?he|they|it|i|we|you), makes no sense, supposed to, nobody, no one"
 )
 _NOT = re.compile(_DENIALS + r"|n't\b", re.I)
 # next to a number: it is a bound or the start of a longer term, not the value
@@ -53,7 +53,7 @@ _BOUND_BEFORE = _any(
     "exceeding, minimum of, maximum of, upwards of, short of, out of, half, half of, third of, quarter of, "
     "(?:twice|double|triple)(?: of)?, (?:root|squares?|cubes?|inverse|opposite|factors?|divisors?|multiples?|digits?"
     "|powers?) of, after, before, until, (?:starts?|starting|begins?|beginning) (?:at|from|with), "
-    "(?:see|(?:see|on|in)(?: the)? (?:step|page|question|problem|equation|line|chapter|section|figure|table))",
+    "(?:see|(?:see|on|in)(?: the)? (?:step|page|question|problem|equation|line|chapter|section|figure|table|example|exercise|item|note)), (?:prime|number|integer|multiple|square) (?:to|above|below)",
     after=_DIGIT,
 )
 _BOUND_AFTER = _any(
@@ -79,7 +79,7 @@ _TAKEN_BACK = _any(_RETRACTED, r"\d\W{0,3}(?:(?:an?|my|in|at)\s)?", r"\b(?!\s+[^
 _GOVERNED = re.compile(f"{_GOVERNED_BEFORE}|{_TAKEN_BACK}", re.I)
 # no sentence holds it: brackets, inequalities, code, leftover LaTeX, direction overrides, factorials, '15...'
 _FOREIGN = re.compile(
-    r"[<>\[\]{}|\\@_\u00b1\u2030\u2031\u2a00-\u2aff\u2200-\u220d\u220f-\u2233\u2236-\u2247\u2249-\u22ff\u2308-\u230b"
+    r"[<>\[\]{}|\\@_\u00b1\u00ac\u2030\u2031\u2a00-\u2aff\u2200-\u220d\u220f-\u2233\u2236-\u2247\u2249-\u22ff\u2308-\u230b"
     r"\u202a-\u202e\u2066-\u2069]|[A-Za-z]\(|\$\("  # all of mathematics but therefore, qed, about
     r"|!=|/=|[-+]\s?/\s?[-+]|\d(?:!|\s?\.\.|\.[A-Za-z_])|\d\s*-\W*$"
     r"|\([-\d.\s]{1,20},[-\d.,\s]{1,40}\)"  # a point
@@ -106,7 +106,12 @@ _CIRCUMSTANCE = re.compile(
     rf"{NUMBER} (?:second|minute|hour|day|week|month|year)s?\b",
     re.I,
 )
-_NUMBER_AND_WORD = re.compile(rf"[{MONEY}\s]*{NUMBER}\s+[^\W\d_]+\W*")  # a number and one word: a unit or no answer
+_GOES_ON = re.compile(
+    r"(?:is|are|was|were|which|because|since|as|in|for|per|each|on|at|by|when|where|with|during|left|total|remain"
+    r"|altogether|together|more|this|that|so|and(?!\W*(?:\d|\\boxed)))\b",
+    re.I,
+)
+_STARTS = re.compile(rf"[{MONEY}\s-]*{NUMBER}(?:\s*/\s*{NUMBER})?\s+(?=[^\W\d_]{{2}})")
 _IF_THEN = re.compile(r"\bif\b[^.;]{1,200}?\bthen\b", re.I)
 _SIGNS = {"plus|added to": " + ", "minus": " - ", "times|multiplied by": " * ", "divided by": " / "}
 _SPOKEN = [(re.compile(rf"(?<=[\d)%])\s+(?:{words})\s+(?=[{MONEY}\d(])"), _SIGNS[words]) for words in _SIGNS]
@@ -147,7 +152,7 @@ def sentence_quantity(text: str) -> Quantity | None:
     sentence = text[max(text.rfind(stop, 0, start) for stop in (". ", "! ", "? ", "; ")) + 1 : start]
     if re.search(r"\d", without := _CIRCUMSTANCE.sub(" ", stated)):
         stated = without
-    if _NUMBER_AND_WORD.fullmatch(text) and quantity_of(text) is None:
+    if (head := _STARTS.match(text)) and not may_follow(text[head.end() :]):
         return None
     if denied(f"{sentence} {stated}", stated) or (value := _agreed(stated)) is None:
         return None
@@ -160,6 +165,12 @@ def denied(sentence: str, stated: str) -> bool:
     stated: its part that states the answer. The one judge of words around a number, and around a box.
     """
     return bool(DOUBT.search(sentence) or _NOT.search(sentence) or _BOUND.search(sentence) or _GOVERNED.search(stated))
+
+
+def may_follow(tail: str) -> bool:
+    """Whether this text behind a number or a box leaves it the answer: a unit, or the rest of a sentence."""
+    word = re.match(r"[\w'%$\u00b0-]+", tail)
+    return bool(_GOES_ON.match(tail)) or bool(word and read_unit(word[0]))
 
 
 def _unit_beside(text: str, value: Fraction) -> Unit:

@@ -40,6 +40,8 @@ _SIGNS = [  # one spelling for each sign, as LaTeX
         (r"\u221a\s*(\d+|[a-z])|\\sqrt\s*(\d|[a-z])", r"\\sqrt{\1\2}"),
         (r"(?<![A-Za-z\\])(sin|cos|tan|ln|log)(?![A-Za-z])", r"\\\1 "),
         (r"\*\*", "^"),
+        (r"\\pm(?![A-Za-z])", "\u00b1"),
+        (r"(?<![\w.)/])(\d+)/(\d+)\s+(?=[A-Za-z\\(])", r"((\1)/(\2))"),  # a fraction before a factor
         (r"\s*\(?\s*\bbase[\s-]*(\d{1,2})\)?$", r"_{\1}"),
     )
 ]
@@ -90,7 +92,7 @@ def _says(answer: str, gold: str) -> bool:
     if not re.fullmatch(r"[A-Za-z][A-Za-z -]{2,40}", words) or not sentence.lower().endswith(words.lower()):
         return False
     before = sentence[: -len(words)].rpartition(". ")[2]
-    states = re.search(r"(?:\b(?:is|are|was|were|be|on|answer)|[:=])(?: an?| the)?\s+$", before)
+    states = re.search(r"(?:^|\b(?:is|are|was|were|be|on|answer)\b|[:=])\s*(?:(?:an?|the)\s+)?$", before)
     return bool(states) and not denied(before, before)
 
 
@@ -146,7 +148,7 @@ def _squeezed(text: str) -> str:
     text = clean(text).strip(" *_`\"'$\u00a0").removesuffix(".")
     for pattern, new in _SIGNS:
         text = pattern.sub(new, text)
-    return re.sub(r"\s*([^\w\s])\s*", r"\1", text).strip(" $")
+    return re.sub(r"\s*([^\w\s])\s*|\s+", lambda m: m[1] or " ", text).strip(" $")
 
 
 def _split(text: str, sign: str) -> list[str]:
@@ -193,8 +195,8 @@ def _equal(given: Typed, gold: Typed) -> bool:
                 return False
             left.remove(match)
         return not left
-    if "<" in given.kind or "\u2264" in given.kind:
-        given = given if gold.kind == given.kind else _interval(given)
+    if gold.kind != given.kind:
+        given, gold = _interval(given), _interval(gold)
     if gold.kind == given.kind and len(gold.parts) == len(given.parts):
         if all(map(_equal, given.parts, gold.parts)):
             return True
@@ -207,6 +209,8 @@ def _equal(given: Typed, gold: Typed) -> bool:
 
 def _interval(relation: Typed) -> Typed:
     """x < 5 is the interval (-oo, 5), 1 < x <= 3 is (1, 3]."""
+    if not relation.kind or not set(relation.kind) <= {"<", "\u2264"}:
+        return relation
     parts = [_text(part) for part in relation.parts]
     infinite = Typed("", ("\\infty",))
     ends = {"<": "()", "\u2264": "[]"}
