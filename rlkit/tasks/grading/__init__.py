@@ -23,10 +23,11 @@ from functools import lru_cache
 
 from rlkit.tasks.grading.arithmetic import read_expression
 from rlkit.tasks.grading.cleaning import clean
+from rlkit.tasks.grading.expressions import warm
 from rlkit.tasks.grading.extraction import extract_answer, last_boxed, unboxed
 from rlkit.tasks.grading.lenient import MAX_SENTENCE, sentence_quantity
 from rlkit.tasks.grading.strict import Quantity, quantity_of
-from rlkit.tasks.grading.typed import typed_match, warm
+from rlkit.tasks.grading.typed import typed_match
 from rlkit.tasks.grading.units import Unit
 
 
@@ -41,8 +42,8 @@ def r1_zero_reward_fn(response, ground_truth, fast=True) -> dict[str, float]:
 
 
 def question_only_reward_fn(response, ground_truth, fast=True) -> dict[str, float]:
-    r"""Reward for the question_only prompt: the last ``\boxed{...}``, with what stands around it in its sentence
-    (``extraction.py``); ``\fbox`` is a box, too. Otherwise as r1_zero_reward_fn."""
+    r"""Reward for the question_only prompt: the last ``\boxed{...}`` (or ``\fbox``), with what stands around it in
+    its sentence (``extraction.py``). Otherwise as r1_zero_reward_fn."""
     if isinstance(response, str):
         response = response.replace(r"\fbox{", r"\boxed{")
     return _rewards(None if last_boxed(response) is None else response, ground_truth, fast)
@@ -83,7 +84,7 @@ def answers_match(answer, gold, fast=True) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def _gold_quantity(gold: str) -> Quantity | str:
-    """The gold as a number with its unit, or its text if it is something else: 0,5 is a list of two, and 5m is algebra."""
+    """The gold as a number with its unit, or its text if it is no number: 0,5 is a list of two, 5m is algebra."""
     if re.fullmatch(r"0,\d+|.*\d[A-Za-z]", gold):
         return gold
     quantity = quantity_of(gold)

@@ -37,7 +37,10 @@ _LATEX = [
         (r"\\div(?![A-Za-z])", "\u00f7"),
         (r"\\(?:approx|sim|simeq)(?![A-Za-z])", "\u2248"),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        (r"(?<![\d.,])(\d{0,12})\.(\d{0,12})\\(?:overline|bar)\s*(?:\{\s*(\d{1,12})\s*\}|(\d))", lambda m: _repeating(m)),
+        (
+            r"(?<![\d.,])(\d{0,12})\.(\d{0,12})\\(?:overline|bar)\s*(?:\{\s*(\d{1,12})\s*\}|(\d))",
+            lambda m: _repeating(m),
+        ),
         (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
         (r"\\frac\s*(\d)\s*(?=\{)", r"\\frac{\1}"),
         (r"\\frac\s*(\{[^{}]*\})\s*(\d)", r"\\frac\1{\2}"),
@@ -65,7 +68,10 @@ def clean(text: str) -> str:
         for pattern, new in _LATEX:
             text = pattern.sub(new, text)
         for _ in range(6):  # innermost first; what nests deeper keeps its backslash and is refused later
-            before, text = text, _FRACTION.sub(_inline_fraction, _WRAPPER.sub(r" \1 ", _BRACE.sub(r"\1", text)))
+            before, text = (
+                text,
+                _FRACTION.sub(_inline_fraction, _WRAPPER.sub(r" \1 ", _BRACE.sub(r"\1", text))),
+            )
             if text == before:
                 break
     return _BLANKS.sub(" ", text).strip(" ")

@@ -97,9 +97,13 @@ _SUM = re.compile(_SUM_TEXT)
 _SUM_IS = re.compile(rf"({_SUM_TEXT})\s+(?:is|makes|gives)\s+")
 _BRACKETS = re.compile(r"\([^()]{1,80}\)")
 _ONE_OF_MANY = re.compile(rf"(?<![\w.,:/^'\u00a0-]){QUANTITY}")
-_TWO = rf"(?:(?:{'|'.join(TENS)})(?:[- ](?:{'|'.join(list(SMALL)[1:10])})(?!\w))?|(?:{'|'.join(SMALL)})(?!\w))"
+_TWO = (
+    rf"(?:(?:{'|'.join(TENS)})(?:[- ](?:{'|'.join(list(SMALL)[1:10])})(?!\w))?|(?:{'|'.join(SMALL)})(?!\w))"
+)
 _THREE = rf"{_TWO}(?:[- ]hundred(?:[- ](?:and[- ])?{_TWO})?)?"
-_NUMBER_WORDS = re.compile(rf"\b{_THREE}(?:[- ](?:thousand|million|billion)(?:,? (?:and )?{_THREE})?){{0,3}}\b", re.I)
+_NUMBER_WORDS = re.compile(
+    rf"\b{_THREE}(?:[- ](?:thousand|million|billion)(?:,? (?:and )?{_THREE})?){{0,3}}\b", re.I
+)
 # 'over 5 days', 'in these 3 weeks': a circumstance, if another number is stated
 _CIRCUMSTANCE = re.compile(
     r"\b(?:over|after|for|in|within|during|these|those)(?: all)?(?: the)?(?: course of)?(?: next| first| last)? "
@@ -164,7 +168,9 @@ def denied(sentence: str, stated: str) -> bool:
 
     stated: its part that states the answer. The one judge of words around a number, and around a box.
     """
-    return bool(DOUBT.search(sentence) or _NOT.search(sentence) or _BOUND.search(sentence) or _GOVERNED.search(stated))
+    return bool(
+        DOUBT.search(sentence) or _NOT.search(sentence) or _BOUND.search(sentence) or _GOVERNED.search(stated)
+    )
 
 
 def may_follow(tail: str) -> bool:

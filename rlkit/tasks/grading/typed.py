@@ -1,25 +1,18 @@
 r"""Golds that are not a plain number, compared as what they are.
 
-``read`` gives a text its type: an interval, point or tuple (its brackets and order count), a set or a list
+``read`` gives a text its type: an interval, point or tuple (its brackets and its order count), a set or a list
 (order does not count), a union, a matrix, an equation or inequality, a number in a base, or else one
-expression. Values of one type are compared part by part. What remains are single expressions: equal as text,
-as exact numbers, or, after an inspection, as what math-verify reads in them. Letters keep their case.
-
-math-verify's own verdict is not asked: it takes [1,2,3], (3,2,1) and {1,2,3} for one another and X for x, and
-its simplification has no bound. Its parser gives the expressions; two are equal when their values agree, to 25
-digits, at three points (a Schwartz-Zippel test).
+expression. Values of one type are compared part by part, down to single expressions (``expressions.py``); 5 for
+x = 5, [2, 3) for 2 <= x < 3 and 1, 2 for {1, 2} are the only crossings. Letters keep their case, words do not.
 """
 
-import logging
-import math
 import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from rlkit.tasks.grading.arithmetic import read_expression
 from rlkit.tasks.grading.cleaning import clean
+from rlkit.tasks.grading.expressions import same_expression
 from rlkit.tasks.grading.lenient import denied
-from rlkit.tasks.grading.strict import Quantity, quantity_of
 from rlkit.tasks.grading.units import Unit, read_unit
 
 MAX_TEXT, MAX_PARTS, MAX_DEPTH = 200, 10, 3
@@ -46,16 +39,21 @@ _SIGNS = [  # one spelling for each sign, as LaTeX
     )
 ]
 _MATRIX = re.compile(r"\W*\\begin\{([pbBvV]?)matrix\}(.*)\\end\{\1matrix\}\W*", re.S)
-_UNIT_TEXT = re.compile(r"\\(?:text(?:rm|up)?|math(?:rm|up)|mbox)\s*\{([^{}]*)\}\s*((?:\^\s*\{?[23]\}?)?)[\s.$]*$")
-_UNIT_WORDS = re.compile(r"(?<=[\d)}\w])\s+([A-Za-z]{2}[A-Za-z./ ]*(?:\^\{?[23]\}?)?|%|\u00b0)$")
+_UNIT_TEXT = re.compile(
+    r"\\(?:text(?:rm|up)?|math(?:rm|up)|mbox)\s*\{([^{}]*)\}((?:\s*\^\s*\{?[23]\}?)?)[\s.$]*$"
+)
+_UNIT_WORDS = re.compile(r"(?<=[\w)}])\s+([A-Za-z]{2}[A-Za-z./ ]*|%|\u00b0)((?:\^\{?[23]\}?)?)$")
 _BASE = re.compile(r"(\w+)_\{?(\d{1,2})\}?")
 _RELATION = re.compile("[=<>\u2264\u2265\u2260]")
+_ENDS = {"<": "()", "\u2264": "[]"}
 _FLIPPED = {">": "<", "\u2265": "\u2264"}
-_NAME = re.compile(r"[A-Za-z](?:_\{?\w\}?)?|[A-Za-z]\([A-Za-z]\)")
+_NAME = re.compile(
+    r"[A-Za-z](?:_\{?\w\}?)?|[A-Za-z]\([A-Za-z]\)|\([A-Za-z](?:,[A-Za-z]){1,3}\)"
+)  # x, f(x), (x,y)
 
 
 class Typed(NamedTuple):
-    """kind: "()", "[)", "{}", "list", "union", "rows", "base", "<" (the signs of a relation) or "" (one expression)."""
+    """kind: "()", "[)", "{}", "list", "union", "rows", "base", the signs of a relation, or "" (one expression)."""
 
     kind: str
     parts: tuple  # of Typed; of str for "base" and ""
@@ -100,23 +98,22 @@ def _split_unit(text: str) -> tuple[str, Unit]:
     """(expression, unit): the unit that stands in roman letters or as a word of two letters behind it."""
     text = text.strip(" $.")
     for pattern in (_UNIT_TEXT, _UNIT_WORDS):
-        if (match := pattern.search(text)) and match.start() and re.search(r"[\d})]|\\pi", text[: match.start()]):
-            unit = read_unit(clean(" ".join(match.groups(""))) if match.re is _UNIT_TEXT else match[1])
-            if unit is not None:
+        match = pattern.search(text)
+        if match and re.search(r"[\d})]|\\pi", text[: match.start()]):
+            if (unit := read_unit(clean(match[1] + match[2]))) is not None:
                 return text[: match.start()].strip(" $\\,;"), unit
     return text, Unit()
 
 
-def read(text: str, depth: int = MAX_DEPTH) -> Typed:
+def read(text: str) -> Typed:
     """The text with its type; what is too long or too deep stays one expression."""
-    if len(text) > MAX_TEXT or not depth:
-        return Typed("", (_squeezed(text[:MAX_TEXT]) if len(text) <= MAX_TEXT else text,))
+    if len(text) > MAX_TEXT:
+        return Typed("", (text,))
     if matrix := _MATRIX.fullmatch(text):
-        rows = re.split(r"\\\\", re.sub(r"\\\\\s*$", "", matrix[2]))
-        cells = [Typed("row", tuple(read(cell, depth - 1) for cell in row.split("&"))) for row in rows]
-        return Typed("rows" if matrix[1] not in ("v", "V") else "determinant", tuple(cells))
-    text = re.sub("^[A-Za-z]\u2208", "", _squeezed(text))
-    return _read_squeezed(text, depth)
+        rows = re.sub(r"\\\\\s*$", "", matrix[2]).split("\\\\")
+        cells = [Typed("row", tuple(map(read, row.split("&")))) for row in rows]
+        return Typed("determinant" if matrix[1] in ("v", "V") else "rows", tuple(cells))
+    return _read_squeezed(re.sub("^[A-Za-z]\u2208", "", _squeezed(text)), MAX_DEPTH)
 
 
 def _read_squeezed(text: str, depth: int) -> Typed:
@@ -129,7 +126,7 @@ def _read_squeezed(text: str, depth: int) -> Typed:
             return Typed("base", (based[1].lower(), based[2]))
     signs = _RELATION.findall(text)
     if signs and len(signs) <= 2 and depth:
-        sides = [_read_squeezed(side, 0) for side in _RELATION.split(text)]
+        sides = [_read_squeezed(side, depth - 1) for side in _RELATION.split(text)]
         if set(signs) <= set(_FLIPPED):  # 5 > x is x < 5
             signs, sides = [_FLIPPED[sign] for sign in signs][::-1], sides[::-1]
         return Typed("".join(signs), tuple(sides))
@@ -177,167 +174,52 @@ def _inside(text: str) -> tuple[str, str, str] | None:
 
 def _equal(given: Typed, gold: Typed) -> bool:
     if gold.kind == given.kind == "":
-        return _same_expression(given.parts[0], gold.parts[0])
+        return same_expression(given.parts[0], gold.parts[0])
     if gold.kind == given.kind == "base":
         return given == gold
-    if gold.kind == "=" and not _RELATION.search(given.kind) and _NAME.fullmatch(_text(gold.parts[0])):
-        return _equal(given, gold.parts[1])  # 5 for x = 5
-    if given.kind == "=" and not _RELATION.search(gold.kind) and _NAME.fullmatch(_text(given.parts[0])):
-        return _equal(given.parts[1], gold)  # x = 5 for 5
+    for side, other in ((gold, given), (given, gold)):  # 5 for x = 5, and x = 5 for 5
+        if side.kind == "=" and _NAME.fullmatch(_text(side.parts[0])) and not _RELATION.search(other.kind):
+            return _equal(given, gold.parts[1]) if side is gold else _equal(given.parts[1], gold)
     if {given.kind, gold.kind} == {"{}", "list"} or given.kind == gold.kind in ("{}", "list", "union"):
-        if len({_text(part.parts[0]) for side in (given, gold) for part in side.parts if part.kind == "="}) > 1 and any(
-            part.kind != "=" for side in (given, gold) for part in side.parts
-        ):
-            return False  # 1, 2 does not say which is x and which is y
-        left = list(gold.parts)
-        for part in given.parts:
-            if (match := next((other for other in left if _equal(part, other)), None)) is None:
-                return False
-            left.remove(match)
-        return not left
+        return _equal_unordered(given.parts, gold.parts)
     if gold.kind != given.kind:
         given, gold = _interval(given), _interval(gold)
-    if gold.kind == given.kind and len(gold.parts) == len(given.parts):
-        if all(map(_equal, given.parts, gold.parts)):
-            return True
-        if gold.kind in ("=", "\u2260"):
-            return all(map(_equal, given.parts, gold.parts[::-1])) or _same_expression(
-                *(f"{_text(sides[0])}-({_text(sides[1])})" for sides in (given.parts, gold.parts)), scaled=True
-            )
-    return False
+    if gold.kind != given.kind or len(gold.parts) != len(given.parts):
+        return False
+    if all(map(_equal, given.parts, gold.parts)):
+        return True
+    if gold.kind not in ("=", "\u2260"):
+        return False
+    differences = (f"{_text(sides[0])}-({_text(sides[1])})" for sides in (given.parts, gold.parts))
+    return all(map(_equal, given.parts, gold.parts[::-1])) or same_expression(*differences, scaled=True)
+
+
+def _equal_unordered(given: tuple, gold: tuple) -> bool:
+    named = {_text(part.parts[0]) if part.kind == "=" else "" for part in (*given, *gold)}
+    if "" in named and len(named) > 2:  # 1, 2 does not say which is x and which is y
+        return False
+    left = list(gold)
+    for part in given:
+        if (match := next((other for other in left if _equal(part, other)), None)) is None:
+            return False
+        left.remove(match)
+    return not left
 
 
 def _interval(relation: Typed) -> Typed:
-    """x < 5 is the interval (-oo, 5), 1 < x <= 3 is (1, 3]."""
-    if not relation.kind or not set(relation.kind) <= {"<", "\u2264"}:
+    """x < 5 as the interval (-oo, 5), 1 < x <= 3 as (1, 3]; anything else as it is."""
+    if not relation.kind or not set(relation.kind) <= set(_ENDS):
         return relation
-    parts = [_text(part) for part in relation.parts]
-    infinite = Typed("", ("\\infty",))
-    ends = {"<": "()", "\u2264": "[]"}
-    if len(parts) == 3 and len(relation.kind) == 2 and _NAME.fullmatch(parts[1]):
-        low, high = relation.kind
-        return Typed(ends[low][0] + ends[high][1], (relation.parts[0], relation.parts[2]))
-    if len(parts) == 2 and relation.kind in ends:
-        if _NAME.fullmatch(parts[0]):
-            return Typed("(" + ends[relation.kind][1], (Typed("", ("-\\infty",)), relation.parts[1]))
-        if _NAME.fullmatch(parts[1]):
-            return Typed(ends[relation.kind][0] + ")", (relation.parts[0], infinite))
+    where = [i for i, side in enumerate(relation.parts) if _NAME.fullmatch(_text(side))]
+    if where == [1] and len(relation.parts) == 3:
+        (low, high), (left, _, right) = relation.kind, relation.parts
+        return Typed(_ENDS[low][0] + _ENDS[high][1], (left, right))
+    if where == [0]:
+        return Typed("(" + _ENDS[relation.kind][1], (Typed("", ("-\\infty",)), relation.parts[1]))
+    if where == [1]:
+        return Typed(_ENDS[relation.kind][0] + ")", (relation.parts[0], Typed("", ("\\infty",))))
     return relation
 
 
 def _text(part: Typed) -> str:
     return part.parts[0] if part.kind == "" else ""
-
-
-# ---- single expressions
-_FUNCTIONS = "sin|cos|tan|ln|log|sqrt"
-_COMMANDS = rf"frac|pi|cdot|times|div|infty|alpha|beta|gamma|theta|lambda|{_FUNCTIONS}"
-_LETTER = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]+|(?<=\\pi )[A-Za-z]")
-_TOKENS = re.compile(
-    rf"(?:\\(?:{_COMMANDS})(?![A-Za-z])|(?<![A-Za-z])[A-Za-z]{{1,4}}(?![A-Za-z])"
-    r"|(?<![\d.])\d{1,6}(?:\.\d{1,6})?(?![\d.])|[-+*/^(){}\[\]]| (?!\d)|(?<=[a-z]) )*"
-)
-_EXPONENT = re.compile(  # 12, -3, 1/2 or one letter; never a power of a power
-    r"\^\s*(?:\{\s*-?(\d{1,2})\s*\}|(\d)(?!\d)|\{\s*-?\d/\d\s*\}|\{\s*\(\(\d\)/\(\d\)\)\s*\}|\{[a-z]\}|[a-z])(?!\s*\^)"
-)
-_INDEX = re.compile(r"\\sqrt\[(?!\d\])")
-_DECIMAL = re.compile(r"(\d*)\.(\d+)")
-_POINTS = 3
-
-
-def _same_expression(given: str, gold: str, scaled: bool = False) -> bool:
-    """Whether two expressions are equal; scaled: whether one is a constant times the other (equations)."""
-    if given == gold:
-        return not scaled or bool(gold)
-    if re.fullmatch("[A-Za-z][A-Za-z ]{2,}|[Nn][Oo]", gold) and given.lower() == gold.lower():
-        return True  # a word
-    numbers = _number(given), _number(gold)
-    if None not in numbers and not scaled:
-        return numbers[0].value == numbers[1].value and numbers[0].unit.agrees(numbers[1].unit)
-    letters = _letters(given)
-    one_case = len(letters) == len({letter.lower() for letter in letters})
-    if letters != _letters(gold) or not one_case or not (_safe(given) and _safe(gold)):
-        return False
-    return _agree(_values(given), _values(gold), scaled)
-
-
-def _number(text: str) -> Quantity | None:
-    quantity = quantity_of(text)
-    if quantity is None and (value := read_expression(text)) is not None:
-        quantity = Quantity(value, Unit())
-    return quantity
-
-
-def _letters(text: str) -> set[str]:
-    return set("".join(_LETTER.findall(text)))
-
-
-def _safe(text: str) -> bool:
-    """Whether sympy may see it: known tokens, short, shallow, few letters, small exponents and roots.
-
-    sympy works out what it is shown: 10**123456789, or a tower of exponents. So the product of all exponents is
-    bounded, and no number has more than six digits.
-    """
-    depth = deepest = 0
-    for char in text:
-        depth += (char in "({[") - (char in ")}]")
-        deepest = max(deepest, depth)
-    powers = [int(braced or bare or 3) for braced, bare in _EXPONENT.findall(text)]
-    return (
-        len(text) <= 100
-        and _TOKENS.fullmatch(text) is not None
-        and deepest <= 5
-        and len(powers) == text.count("^") <= 6
-        and math.prod(max(power, 1) for power in powers) <= 400
-        and not _INDEX.search(text)
-        and len(_letters(text)) <= 4
-    )
-
-
-def _agree(given, gold, scaled: bool) -> bool:
-    """Whether the values at all points are equal, to 25 digits, or (scaled) in one ratio."""
-    if not given or not gold:
-        return False
-    if not (isinstance(given, list) and isinstance(gold, list)):  # infinite or undefined: the same expression
-        return given == gold and not scaled
-    tiny = 10**-25
-    if scaled:
-        a, b = given[0], gold[0]
-        return abs(a * b) > tiny and all(abs(a * d - b * c) < tiny * abs(a * b) for c, d in zip(given, gold))
-    return all(abs(a - b) <= tiny * max(1, abs(a)) for a, b in zip(given, gold))
-
-
-def warm() -> None:
-    """Imports sympy and math-verify (0.3 s) and reads one expression, so that no response waits for them."""
-    _values("x+1")
-
-
-@lru_cache(maxsize=1 << 12)
-def _values(text: str):
-    """What math-verify reads in LaTeX, in numbers: a list of the values at three points, each letter having its
-    own value there; the sympy expression itself if it has none (infinity); None if nothing is read."""
-    import math_verify  # here, not above: it imports sympy, and plain numbers never need it
-    import sympy
-    from latex2sympy2_extended import NormalizationConfig
-
-    for name in ("parser", "grader"):  # they warn that timeouts are off; _safe stands in for those
-        logging.getLogger(f"math_verify.{name}").setLevel(logging.ERROR)
-    text = _DECIMAL.sub(lambda m: f"\\frac{{{int(m[1] + m[2])}}}{{{10 ** len(m[2])}}}", text)
-    asis = dict.fromkeys(("units", "malformed_operators", "nits", "equations"), False)
-    reader = math_verify.LatexExtractionConfig(
-        normalization_config=NormalizationConfig(basic_latex=True, boxed="none", **asis)
-    )
-    found = math_verify.parse(f"${text}$", [reader], fallback_mode="no_fallback", parsing_timeout=None)
-    if not found or not isinstance(found[0], sympy.Expr):
-        return None
-    values = []
-    for k in range(_POINTS):
-        at = {"i": sympy.I, "e": sympy.E}
-        for letter in found[0].free_symbols:
-            spread = int.from_bytes(str(letter).encode(), "big") * 7919 + k * 104729
-            at.setdefault(str(letter), sympy.Rational(spread % 10007 - 5000, 2003))
-        value = sympy.N(found[0].subs({letter: at[str(letter)] for letter in found[0].free_symbols}), 40)
-        if not (value.is_number and value.is_finite):
-            return found[0]
-        values.append(value)
-    return values

@@ -42,11 +42,20 @@ _MEASURES = """cm centimeter centimetre|mm millimeter millimetre|m meter metre|k
     |brl|zar|krw|sek|nok|dkk|pln|php|thb|idr|myr|kr"""
 _CANONICAL = {word: group.split()[0] for group in _MEASURES.split("|") for word in group.split()}
 _LENGTHS = set("m cm mm km ft in yd mi".split())
-LENGTHS = [word for word, unit in _CANONICAL.items() if unit in _LENGTHS] + ["inches", "meters", "yards", "miles"]
+LENGTHS = [word for word, unit in _CANONICAL.items() if unit in _LENGTHS] + [
+    "inches",
+    "meters",
+    "yards",
+    "miles",
+]
 LETTER_UNITS = set("mghslLCFWVJKNAt\u03bc\u03a9\u5143\u5186\uc6d0")
 _A_WHAT = set("piece ticket item bag box bottle pack night trip class game head share bird".split())
-_LEFT = set("left leftover remaining more extra total altogether together combined overall each apiece".split())
-_LEFT |= set("daily weekly monthly yearly annually sold bought made eaten spent earned saved needed used".split())
+_LEFT = set(
+    "left leftover remaining more extra total altogether together combined overall each apiece".split()
+)
+_LEFT |= set(
+    "daily weekly monthly yearly annually sold bought made eaten spent earned saved needed used".split()
+)
 _DIMENSIONS = set("old long wide tall high deep away apart ago late later early earlier square cubic".split())
 _NO_UNIT = set(  # the closed classes of English words, and the few words in -s that are verbs or adverbs
     "not no never none nor neither nobody nothing nowhere without cannot hardly barely scarcely i you he she it we "
