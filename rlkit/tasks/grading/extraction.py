@@ -63,7 +63,7 @@ def unboxed(text: str) -> str | None:
     command = _COMMAND.search(before)
     if not _MAY_PRECEDE.search(before) or (command and not _MAY_PRECEDE.fullmatch(command[0])):
         return None
-    clause = clean(_CLAUSE.split(before.rstrip(":= "))[-1])
+    clause = clean(_CLAUSE.split(before.rstrip(": "))[-1])
     if denied(f"{clause} 7", f"{clause} 7"):
         return None
     if re.search(r"(?:[,;&]|\band)$", before) and (other := last_boxed(before)) not in (None, inside):
@@ -74,4 +74,4 @@ def unboxed(text: str) -> str | None:
         return None
     if read_unit(tail) is not None:
         return f"{inside} {tail}".rstrip()
-    return inside if may_follow(tail) and not denied(f"7 {tail}", f"7 {tail}") else None
+    return inside if may_follow(tail) else None

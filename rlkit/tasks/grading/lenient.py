@@ -52,8 +52,8 @@ _BOUND_BEFORE = _any(
     "than, at least, at most, up to, almost, nearly, over, under, above, below, within, beyond, exceeds?, "
     "exceeding, minimum of, maximum of, upwards of, short of, out of, half, half of, third of, quarter of, "
     "(?:twice|double|triple)(?: of)?, (?:root|squares?|cubes?|inverse|opposite|factors?|divisors?|multiples?|digits?"
-    "|powers?) of, after, before, until, (?:starts?|starting|begins?|beginning) (?:at|from|with), "
-    "(?:see|(?:see|on|in)(?: the)? (?:step|page|question|problem|equation|line|chapter|section|figure|table|example|exercise|item|note)), (?:prime|number|integer|multiple|square) (?:to|above|below)",
+    "|powers?) of, (?:starts?|starting|begins?|beginning) (?:at|from|with), "
+    "(?<![a-z] )see, (?:(?:see|on|in)(?: the)? (?:step|page|question|problem|equation|line|chapter|section|figure|table|example|exercise|item|note)), (?:prime|number|integer|multiple|square) (?:to|after|before|above|below)",
     after=_DIGIT,
 )
 _BOUND_AFTER = _any(
@@ -111,12 +111,14 @@ _CIRCUMSTANCE = re.compile(
     re.I,
 )
 _GOES_ON = re.compile(
-    r"(?:is|are|was|were|which|because|since|as|in|for|per|each|on|at|by|when|where|with|during|left|total|remain"
-    r"|altogether|together|more|this|that|so|and(?!\W*(?:\d|\\boxed)))\b",
+    r"(?:is|are|was|were|which|who|because|since|as|in|for|per|each|on|at|by|of|from|when|where|with|during|remain"
+    r"|altogether|together|this|that|so|to(?!\W*\d)|and(?!\W*(?:\d|\\boxed)))\b",
     re.I,
 )
+_UNSAID = re.compile(r"(?:\bnot|n't|\bnever)\s+(?:an? |the )?(?:right|correct|answer|true|possible|valid|it)\b", re.I)
+_JOINED = re.compile(r"\W*(?:or|and|to|plus|minus|times|less|versus|vs)\b\W*(?:\d|\\boxed)", re.I)
 _STARTS = re.compile(rf"[{MONEY}\s-]*{NUMBER}(?:\s*/\s*{NUMBER})?\s+(?=[^\W\d_]{{2}})")
-_IF_THEN = re.compile(r"\bif\b[^.;]{1,200}?\bthen\b", re.I)
+_IF_THEN = re.compile(r"\bif\b[^.;]{1,200}?(?:\bthen\b|,\s)", re.I)
 _SIGNS = {"plus|added to": " + ", "minus": " - ", "times|multiplied by": " * ", "divided by": " / "}
 _SPOKEN = [(re.compile(rf"(?<=[\d)%])\s+(?:{words})\s+(?=[{MONEY}\d(])"), _SIGNS[words]) for words in _SIGNS]
 
@@ -155,8 +157,8 @@ def sentence_quantity(text: str) -> Quantity | None:
         return None
     sentence = text[max(text.rfind(stop, 0, start) for stop in (". ", "! ", "? ", "; ")) + 1 : start]
     if re.search(r"\d", without := _CIRCUMSTANCE.sub(" ", stated)):
-        stated = without
-    if (head := _STARTS.match(text)) and not may_follow(text[head.end() :]):
+        sentence, stated = _CIRCUMSTANCE.sub(" ", sentence), without
+    if "=" not in text and (head := _STARTS.match(text)) and not may_follow(text[head.end() :]):
         return None
     if denied(f"{sentence} {stated}", stated) or (value := _agreed(stated)) is None:
         return None
@@ -175,8 +177,12 @@ def denied(sentence: str, stated: str) -> bool:
 
 def may_follow(tail: str) -> bool:
     """Whether this text behind a number or a box leaves it the answer: a unit, or the rest of a sentence."""
-    word = re.match(r"[\w'%$\u00b0-]+", tail)
-    return bool(_GOES_ON.match(tail)) or bool(word and read_unit(word[0]))
+    ends = [word.end() for word in re.finditer(r"\S+", tail)][:4]
+    for end in reversed(ends):
+        if read_unit(tail[:end].rstrip(".,;:")) is not None:
+            rest = tail[end:]
+            return not (DOUBT.search(rest) or _UNSAID.search(rest) or _JOINED.match(rest))
+    return bool(_GOES_ON.match(tail)) and not denied(f"7 {tail}", f"7 {tail}")
 
 
 def _unit_beside(text: str, value: Fraction) -> Unit:
