@@ -1,7 +1,7 @@
 r"""Single expressions with letters, roots or functions: whether two are equal.
 
-math-verify reads the LaTeX; its verdict is not asked, for its simplification has no bound and takes X for x. Two
-expressions are equal when their values agree, to 25 digits, at three points (a Schwartz-Zippel test).
+math-verify reads the LaTeX. Its verdict is not asked: it takes X for x, and its simplification has no bound.
+Two expressions are equal when their values agree, to 25 digits, at three points (a Schwartz-Zippel test).
 """
 
 import logging
@@ -59,8 +59,8 @@ def _letters(text: str) -> set[str]:
 def _safe(text: str) -> bool:
     """Whether sympy may see it: known tokens, short, shallow, few letters, small exponents and roots.
 
-    sympy works out what it is shown: 10**123456789, or a tower of exponents. So the product of all exponents is
-    bounded, and no number has more than six digits.
+    sympy works out what it is shown: 10**123456789, or a tower of exponents. So the product of all exponents
+    is bounded, and no number has more than six digits.
     """
     depth = deepest = 0
     for char in text:
@@ -98,8 +98,9 @@ def warm() -> None:
 
 @lru_cache(maxsize=1 << 12)
 def _values(text: str):
-    """What math-verify reads in LaTeX, in numbers: a list of the values at three points, each letter having its
-    own value there; the sympy expression itself if it has none (infinity); None if nothing is read."""
+    """What math-verify reads in LaTeX, as values at three points, where each letter has a value of its own.
+
+    The sympy expression itself if it has no finite values (infinity); None if nothing is read."""
     import math_verify  # here, not above: it imports sympy, and plain numbers never need it
     import sympy
     from latex2sympy2_extended import NormalizationConfig

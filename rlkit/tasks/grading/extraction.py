@@ -3,8 +3,8 @@ r"""Where an answer stands in a response, and the one rule for what stands aroun
 A box is the answer of its sentence. In front of it stands nothing, a word, an equals sign or a colon; behind
 it nothing, a stop, a unit or the rest of a sentence ('is the answer', 'in April'). Signs, digits, operators,
 number words, questions, and words that deny or doubt make it another answer, in either prompt:
-``-\boxed{7}``, ``\boxed{7}00``, ``\boxed{7} thousand``, ``not \boxed{7}`` are not 7. Boxes joined by a comma or
-'and' are one list.
+``-\boxed{7}``, ``\boxed{7}00``, ``\boxed{7} thousand``, ``not \boxed{7}`` are not 7. Boxes joined by a comma
+or 'and' are one list.
 """
 
 import re
@@ -19,8 +19,8 @@ _WRAP = r"\\(?:text(?:bf|it|rm)?|math(?:bf|rm)|mbox|underline|large|Large)\s*\{"
 _OPENERS = re.compile(rf"(?:{_WRAP}|{_SPACE}|\\[(\[$]|[\s*_`\"'(\[{{{MONEY}])+$")
 _CLOSERS = re.compile(rf"^(?:{_SPACE}|\\[)\]]|[\s*_`\"')\]}}$])+")
 _MAY_PRECEDE = re.compile(
-    r"(?:^|[^\W\d_]|[:,;\u2192\u21d2\u2234]|(?<![\d.])\.|(?<![!<>~/=\\])=+>?|\\(?:text|math|boxed)\w*\{[^{}]*\}|\([^()]*[a-z]{2}[^()]*\)"
-    r"|\\(?:[rR]ightarrow|[lL]ongrightarrow|implies|therefore|to))$"
+    r"(?:^|[^\W\d_]|[:,;\u2192\u21d2\u2234]|(?<![\d.])\.|(?<![!<>~/=\\])=+>?"
+    r"|\\(?:text|math|boxed)\w*\{[^{}]*\}|\([^()]*[a-z]{2}[^()]*\)|\\(?:[rR]ightarrow|[lL]ongrightarrow|implies|therefore|to))$"
 )
 _COMMAND = re.compile(r"\\[A-Za-z]+$")
 _CLAUSE = re.compile(r"[,;:]\s|\b(?:but|so|then|hence|thus|therefore|that)\b|=", re.I)
@@ -33,7 +33,7 @@ _TAKEN_BACK = re.compile(
 
 
 def extract_answer(response) -> str | None:
-    """Text of the LAST ``<answer>`` tag; None without ``</think> <answer>`` or if its ``</answer>`` is missing."""
+    """Text of the LAST ``<answer>`` tag; None without ``</think> <answer>`` or its own ``</answer>``."""
     if not isinstance(response, str) or (start := response.find("</think> <answer>")) < 0:
         return None
     answer, closed, _ = response[start:].rpartition("<answer>")[2].partition("</answer>")

@@ -1,9 +1,9 @@
 r"""Golds that are not a plain number, compared as what they are.
 
-``read`` gives a text its type: an interval, point or tuple (its brackets and its order count), a set or a list
+``read`` gives a text its type: an interval, point or tuple (its brackets and order count), a set or a list
 (order does not count), a union, a matrix, an equation or inequality, a number in a base, or else one
-expression. Values of one type are compared part by part, down to single expressions (``expressions.py``); 5 for
-x = 5, [2, 3) for 2 <= x < 3 and 1, 2 for {1, 2} are the only crossings. Letters keep their case, words do not.
+expression. Values of one type are compared part by part, down to single expressions (``expressions.py``). The
+only crossings are 5 for x = 5, [2, 3) for 2 <= x < 3 and 1, 2 for {1, 2}. Letters keep their case, words do not.
 """
 
 import re
@@ -53,7 +53,7 @@ _NAME = re.compile(
 
 
 class Typed(NamedTuple):
-    """kind: "()", "[)", "{}", "list", "union", "rows", "base", the signs of a relation, or "" (one expression)."""
+    """kind: "()", "[)", "{}", "list", "union", "rows", "base", a relation's signs, or "" (one expression)."""
 
     kind: str
     parts: tuple  # of Typed; of str for "base" and ""
