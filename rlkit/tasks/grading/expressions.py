@@ -10,6 +10,7 @@ import re
 from functools import lru_cache
 
 from rlkit.tasks.grading.arithmetic import read_expression
+from rlkit.tasks.grading.cleaning import clean
 from rlkit.tasks.grading.strict import Quantity, quantity_of
 from rlkit.tasks.grading.units import Unit
 
@@ -29,13 +30,24 @@ _DECIMAL = re.compile(r"(\d*)\.(\d+)")
 _POINTS = 3
 
 
+@lru_cache(maxsize=1 << 16)
+def exact_quantity(text: str) -> Quantity | None:
+    """A gold's number with its unit, sums worked out; None for others: 0,5 is a list of two, 5m is algebra."""
+    if re.fullmatch(r"0,\d+|.*\d[A-Za-z]", text):
+        return None
+    quantity = quantity_of(text)
+    if quantity is None and (value := read_expression(clean(text))) is not None:
+        quantity = Quantity(value, Unit())
+    return quantity
+
+
 def same_expression(given: str, gold: str, scaled: bool = False) -> bool:
     """Whether two expressions are equal; scaled: whether one is a constant times the other (equations)."""
     if given == gold:
         return bool(gold)
     if re.fullmatch("[A-Za-z][A-Za-z ]{2,}|[Nn][Oo]", gold) and given.lower() == gold.lower():
         return True  # a word
-    numbers = _number(given), _number(gold)
+    numbers = exact_quantity(given), exact_quantity(gold)
     if None not in numbers and not scaled:
         return numbers[0].value == numbers[1].value and numbers[0].unit.agrees(numbers[1].unit)
     letters = _letters(given)
@@ -43,13 +55,6 @@ def same_expression(given: str, gold: str, scaled: bool = False) -> bool:
     if letters != _letters(gold) or not one_case or not (_safe(given) and _safe(gold)):
         return False
     return _agree(_values(given), _values(gold), scaled)
-
-
-def _number(text: str) -> Quantity | None:
-    quantity = quantity_of(text)
-    if quantity is None and (value := read_expression(text)) is not None:
-        quantity = Quantity(value, Unit())
-    return quantity
 
 
 def _letters(text: str) -> set[str]:

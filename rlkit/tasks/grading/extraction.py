@@ -23,11 +23,11 @@ _MAY_PRECEDE = re.compile(
     r"|\\(?:text|math|boxed)\w*\{[^{}]*\}|\([^()]*[a-z]{2}[^()]*\)|\\(?:[rR]ightarrow|[lL]ongrightarrow|implies|therefore|to))$"
 )
 _COMMAND = re.compile(r"\\[A-Za-z]+$")
-_CLAUSE = re.compile(r"[,;:]\s|\b(?:but|so|then|hence|thus|therefore|that)\b|=", re.I)
+_CLAUSE = re.compile(r"[,;:](?:\s|$)|\b(?:but|so|then|hence|thus|therefore|that)\b|=", re.I)
 _SENTENCE_END = re.compile(r"[.!?;]\s")
 _TAKEN_BACK = re.compile(
-    r"\W*(?:no|not|never|wait|oops|wrong|sorry|actually|that is (?:not|wrong)|scratch|or|maybe|perhaps|possibly"
-    r"|if|unless|plus|minus)\b",
+    r"\W*(?:no|not|never|wait|oops|wrong|sorry|actually|that is (?:not|wrong)|scratch|or|maybe|perhaps"
+    r"|possibly|if|unless|plus|minus)\b",
     re.I,
 )
 
@@ -66,7 +66,10 @@ def unboxed(text: str) -> str | None:
     clause = clean(_CLAUSE.split(before.rstrip(": "))[-1])
     if denied(f"{clause} 7", f"{clause} 7"):
         return None
-    if re.search(r"(?:[,;&]|\band)$", before) and (other := last_boxed(before)) not in (None, inside):
+    if re.search(r"\}[\s$)]*(?:[,;&]|,?\s*and)$", before) and (other := last_boxed(before)) not in (
+        None,
+        inside,
+    ):
         inside = f"{other}, {inside}"
     stop = re.search(r"[.,;:](?!\d)|$", after)
     tail, rest = clean(after[: stop.start()]), after[stop.end() :]

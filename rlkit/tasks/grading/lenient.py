@@ -85,7 +85,7 @@ _GOVERNED = re.compile(f"{_GOVERNED_BEFORE}|{_TAKEN_BACK}", re.I)
 # no sentence holds it: brackets, inequalities, code, leftover LaTeX, direction overrides, factorials, '15...'
 _FOREIGN = re.compile(
     r"[<>\[\]{}|\\@_\u00b1\u00ac\u2030\u2031\u2a00-\u2aff\u2200-\u220d\u220f-\u2233\u2236-\u2247\u2249-\u22ff"
-    r"\u2308-\u230b\u202a-\u202e\u2066-\u2069]|[A-Za-z]\(|\$\("  # all of mathematics but therefore, qed, about
+    r"\u2308-\u230b\u202a-\u202e\u2066-\u2069]|[A-Za-z]\(|\$\("  # mathematics but therefore, qed, about
     r"|!=|/=|[-+]\s?/\s?[-+]|\d(?:!|\s?\.\.|\.[A-Za-z_])|\d\s*-\W*$"
     r"|\([-\d.\s]{1,20},[-\d.,\s]{1,40}\)"  # a point
 )
@@ -117,7 +117,8 @@ _CIRCUMSTANCE = re.compile(
 )
 _GOES_ON = re.compile(
     r"(?:is|are|was|were|which|who|because|since|as|in|for|per|each|on|at|by|of|from|when|where|with|during"
-    r"|remain|altogether|together|this|that|so|to(?!\W*\d| the [a-z]+(?:th|ird|ond)\b)|and(?!\W*(?:\d|\\boxed)))\b",
+    r"|remain|altogether|together|this|that|so|to(?!\W*\d| the [a-z]+(?:th|ird|ond)\b)"
+    r"|and(?!\W*(?:\d|\\boxed)))\b",
     re.I,
 )
 _UNSAID = re.compile(

@@ -1,7 +1,7 @@
 """The strict reader: ONE quantity, such as '$1,200.50', '7 1/2 cups' or '2 thousand', as an exact Fraction.
 
-Around the number stands a money sign, a unit (``units.py``) or nothing; a sentence, a sum left unevaluated or a
-second number is not read. Regular expressions and Fractions only: exact, quick and safe in any thread.
+Around the number stands a money sign, a unit (``units.py``) or nothing; a sentence, a sum left unevaluated or
+a second number is not read. Regular expressions and Fractions only: exact, quick and safe in any thread.
 """
 
 import re

@@ -1,9 +1,9 @@
 """What may stand behind a number: a unit or nothing. One closed rule, for both readers and for golds.
 
 A unit is a measure of the table below or a plural noun, with words before it that describe it ('old toy
-trains') and, behind it, 'of ...', 'per ...', 'a day', 'each', 'left', 'in total', 'in the shop'. Function words
-(not, would, or, too, ...), number words and words of other scripts are no part of a unit, so no list of denials
-is needed: '72 isn't right', '72 quadrupled' and '7 Millionen' cannot be read as a unit.
+trains') and, behind it, 'of ...', 'per ...', 'a day', 'each', 'left', 'in total', 'in the shop'. Function
+words (not, would, or, too, ...), number words and words of other scripts are no part of a unit, so no list of
+denials is needed: '72 isn't right', '72 quadrupled' and '7 Millionen' cannot be read as a unit.
 """
 
 import re
@@ -48,12 +48,7 @@ _MEASURES = """
 """
 _CANONICAL = {word: group.split()[0] for group in _MEASURES.split("|") for word in group.split()}
 _LENGTHS = set("m cm mm km ft in yd mi".split())
-LENGTHS = [word for word, unit in _CANONICAL.items() if unit in _LENGTHS] + [
-    "inches",
-    "meters",
-    "yards",
-    "miles",
-]
+LENGTHS = [word + end for word, unit in _CANONICAL.items() if unit in _LENGTHS for end in ("", "s")]
 LETTER_UNITS = set("mghslLCFWVJKNAt\u03bc\u03a9\u5143\u5186\uc6d0")
 _A_WHAT = set("piece ticket item bag box bottle pack night trip class game head share bird".split())
 _LEFT = set(
