@@ -32,7 +32,7 @@ _POINTS = 3
 
 @lru_cache(maxsize=1 << 16)
 def exact_quantity(text: str) -> Quantity | None:
-    """A gold's number with its unit, sums worked out; None for others: 0,5 is a list of two, 5m is algebra."""
+    """A gold's number with its unit, sums worked out; else None: 0,5 is a list of two, 5m is algebra."""
     if re.fullmatch(r"0,\d+|.*\d[A-Za-z]", text):
         return None
     quantity = quantity_of(text)
