@@ -96,7 +96,7 @@ def train(
         model=model,
         tokenizer=tokenizer,
         own_sampler=sampler is None,
-        problems=own_problems,
+        problems=own_problems and [*own_problems[0], *own_problems[1]],
     )
     if config.dry_run:
         return print(outlook["text"], flush=True) if ranks.first else None

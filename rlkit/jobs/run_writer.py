@@ -5,6 +5,7 @@ So after a kill at any moment the last checkpoint is good, and what was logged a
 run goes on.
 """
 
+import json
 import math
 import os
 import shutil
@@ -213,11 +214,11 @@ def run_record(config, algorithm) -> dict:
 
 
 def digest_of(problems) -> str | None:
-    """How many problems of one's own, and a hash of them; None for none."""
+    """How many problems of one's own (to train on, to validate on), and a hash of them; None for none."""
     if problems is None:
         return None
-    texts = "\0".join(f"{p.question}\0{p.answer}" for p in problems)
-    return f"{len(problems)}, sha256 {sha256(texts.encode()).hexdigest()[:16]}"
+    texts = json.dumps([[(p.question, p.answer) for p in part] for part in problems])
+    return f"{sum(map(len, problems))}, sha256 {sha256(texts.encode()).hexdigest()[:16]}"
 
 
 def function_name(function) -> str:

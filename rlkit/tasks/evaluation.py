@@ -8,7 +8,7 @@ from rlkit.samplers.base import Sampler, SamplingParams
 from rlkit.support.stats import mean_se, pass_at_k
 from rlkit.tasks.problems import Problem
 from rlkit.tasks.prompts import Prompt
-from rlkit.tasks.rewards import truths_for
+from rlkit.tasks.rewards import further_keys, truths_for
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Evaluation:
     by_steps: accuracy, accuracy_se, n_problems for each number of solution steps (empty if unknown).
     pass_at_k: {k: unbiased estimate}, k = 1, 2, 4, ... up to the samples per problem.
     rows: a DataFrame with one response a row: problem, sample, question, gold, n_steps, prompt, response,
-        reward, format_reward, answer_reward, length (tokens), finish_reason.
+        reward, format_reward, answer_reward, length (tokens), finish_reason, and reward_<key> for
+        each further key under which every response has a number.
     """
 
     n_problems: int
@@ -74,7 +75,7 @@ def evaluate(
     prompt = prompt.for_tokenizer(getattr(sampler, "tokenizer", None))
     texts = [prompt.fill(problem.question) for problem in problems]
     groups = sampler.generate(texts, SamplingParams(max_tokens=max_tokens, **sampling), n_samples)
-    rows = []
+    rows, every = [], []
     truths = truths_for(grade, problems)
     for i, (problem, truth, text, completions) in enumerate(zip(problems, truths, texts, groups)):
         asked = {
@@ -90,6 +91,10 @@ def evaluate(
             ending = {"length": len(completion.token_ids), "finish_reason": completion.finish_reason}
             row = {"problem": i, "sample": j, **asked, "response": completion.text, "reward": reward}
             rows.append(row | parts | ending)
+            every.append(graded)
+    for key in further_keys(every):
+        for row, graded in zip(rows, every):
+            row[f"reward_{key}"] = float(graded[key])
     return summarize(pd.DataFrame(rows))
 
 

@@ -1,6 +1,7 @@
 """A reward function applied to responses, its results checked."""
 
 import inspect
+from numbers import Real
 
 import torch
 
@@ -23,7 +24,7 @@ def truths_for(reward_fn, problems) -> list:
 def grade_responses(reward_fn, responses, ground_truths) -> dict[str, PerPosition]:
     """The rewards row by row, {name: (N,) float32}, for the names that the function gives.
 
-    Further numbers that it gives for every response come as "reward_<name>".
+    The numbers under its ``further_keys`` come as "reward_<name>".
     ``compute_rollout_rewards`` is this plus the means.
     """
     if len(responses) != len(ground_truths) or not len(responses):
@@ -38,8 +39,7 @@ def grade_responses(reward_fn, responses, ground_truths) -> dict[str, PerPositio
                 f"reward_fn: expected a dict with the key 'reward' for every response, got {row!r}"
             )
     rows = {}
-    further = [key for key, value in graded[0].items() if isinstance(value, (bool, int, float))]
-    for name in dict.fromkeys((*REWARD_KEYS, *further)):
+    for name in (*REWARD_KEYS, *further_keys(graded)):
         if all(name in row for row in graded):
             values = [row[name] for row in graded]
             given = name if name in REWARD_KEYS else f"reward_{name}"
@@ -50,3 +50,9 @@ def grade_responses(reward_fn, responses, ground_truths) -> dict[str, PerPositio
                         f"reward_fn: {name!r} of a response is {shown(value)}, expected finite numbers"
                     )
     return rows
+
+
+def further_keys(graded: list[dict]) -> list:
+    """The keys of one's own under which every response has a number."""
+    own = [key for key in graded[0] if key not in REWARD_KEYS]
+    return [key for key in own if all(isinstance(row.get(key), Real) for row in graded)]
