@@ -134,7 +134,10 @@ def _rows_from_hub(hub_id: str, name: str) -> list:
 
 
 def check_problems(config, problems, val_problems) -> tuple[list[Problem], list[Problem]] | None:
-    """The problems of one's own, to train on and to validate on; None for none. ValueError for what no run can use."""
+    """The problems of one's own, to train on and to validate on; None for none.
+
+    ValueError for what no run can use.
+    """
     if problems is None and val_problems is None:
         return None
     needed = config.n_prompts
@@ -146,4 +149,4 @@ def check_problems(config, problems, val_problems) -> tuple[list[Problem], list[
             raise ValueError(f"{name}: got {shown(given)}, expected a list of Problem")
         if len(given) < least:
             raise ValueError(f"{name}: got {len(given)}, expected at least {int(least)}")
-    return problems, val_problems or []
+    return [*problems], [*(val_problems or [])]
