@@ -96,7 +96,7 @@ def train(
         model=model,
         tokenizer=tokenizer,
         own_sampler=sampler is None,
-        problems=own_problems,
+        problems=own_problems and [*own_problems[0], *own_problems[1]],
     )
     if config.dry_run:
         return print(outlook["text"], flush=True) if ranks.first else None
@@ -107,7 +107,6 @@ def train(
         own |= {"problems": problems, "sampler": sampler, "model": model}
         return launch(config, [name for name, value in own.items() if value is not None])
     prompt = load_prompt(config.prompt)
-    own_problems = own_problems and (problems, val_problems)
     folder = open_run(config, algorithm, ranks, own_problems)
     if Run(folder.path).finished:
         folder.close()

@@ -214,14 +214,11 @@ def run_record(config, algorithm) -> dict:
 
 
 def digest_of(problems) -> str | None:
-    """How many problems of one's own, and a hash of (training problems, validation problems); None for none.
-
-    What it tells apart: questions, answers, their order, and which of the two lists they are in.
-    """
+    """How many problems of one's own (to train on, to validate on), and a hash of them; None for none."""
     if problems is None:
         return None
-    texts = [[(p.question, p.answer) for p in part or []] for part in problems]
-    return f"{sum(map(len, texts))}, sha256 {sha256(json.dumps(texts).encode()).hexdigest()[:16]}"
+    texts = json.dumps([[(p.question, p.answer) for p in part] for part in problems])
+    return f"{sum(map(len, problems))}, sha256 {sha256(texts.encode()).hexdigest()[:16]}"
 
 
 def function_name(function) -> str:
