@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from rlkit import Completion, Config, Problem, evaluate, load_problems, load_prompt, train
 from rlkit.jobs.loop import rollouts
-from rlkit.jobs.run_writer import digest_of
+from rlkit.jobs.record import problems_hash
 from rlkit.laptop import model_path
 from rlkit.tasks.problems import gold_of
 from rlkit.tasks.rewards import grade_responses, truths_for
@@ -110,13 +110,13 @@ def test_a_run_on_problems_of_ones_own(tmp_path):
     by_step = rollouts.groupby("step").reward_first.mean()
     assert run.metrics.reward_first.dropna().tolist() == pytest.approx([by_step[1], by_step[2]])
     assert run.metrics.val_reward.iloc[-1] == 0.5  # SUMS[2:4] have a = 1, SUMS[4:6] a = 2
-    assert run.config["problems"].startswith("20, sha256 ")
+    assert run.config["inputs"]["training problems"].startswith("16, sha256 ")
 
     more = Config(run_dir=str(tmp_path / "run"), resume=True, **SMALL | {"n_steps": 3})
     own = dict(reward_fn=reward, val_reward_fn=judge)
     moved = dict(problems=[*SUMS, SUMS[2]], val_problems=SUMS[3:6])  # one from validation to training
     for other in (dict(problems=SUMS[::-1], val_problems=SUMS[2:6]), moved, {}):
-        with pytest.raises(ValueError, match=r"resume: .*problems \(there '20, sha256"):
+        with pytest.raises(ValueError, match=r"resume: .*training problems \(there '16, sha256"):
             train(more, **other, **own)
     assert train(more, problems=SUMS, val_problems=SUMS[2:6], **own).finished
 
@@ -254,13 +254,10 @@ def test_a_key_that_one_round_of_resampling_lacks_is_left_out():
     }
 
 
-def test_a_problem_that_moves_from_validation_to_training_makes_another_run():
-    one, other = (digest_of((SUMS[:n], SUMS[n:8])) for n in (4, 5))
-    assert one == digest_of((SUMS[:4], list(SUMS[4:8]))) and one != other
-    assert digest_of(([Problem("a", "b"), Problem("c", "d")], [])) != digest_of(
-        ([Problem("a\0b\0c", "d")], [])
-    )
-    assert digest_of(None) is None
+def test_the_hash_of_problems_knows_where_a_question_ends():
+    one, other = Problem("a", "b"), Problem("c", "d")
+    assert problems_hash([one, other]) != problems_hash([Problem("a\0b\0c", "d")])
+    assert problems_hash([one, other]) != problems_hash([other, one])
 
 
 def test_validation_problems_come_from_their_own_file_before_the_test_set(tmp_path):

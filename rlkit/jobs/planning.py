@@ -19,6 +19,8 @@ from transformers import AutoTokenizer
 from rlkit.advantages import BASELINES, NORMALIZERS
 from rlkit.algorithms import get_algorithm
 from rlkit.jobs.memory import BYTES, memory_estimate, memory_peak, model_shape, shape_of, shape_with_lora
+from rlkit.jobs.record import continued, earlier_run, run_record
+from rlkit.jobs.run_writer import runs_folder
 from rlkit.jobs.sinks import check_sink
 from rlkit.losses import LOSS_NORMALIZATIONS, REWEIGHTINGS
 from rlkit.samplers.vllm.find import (
@@ -155,18 +157,29 @@ def plan(
         if install:
             weights = shape["parameters"] * BYTES[compute]
             page.errors += server_shortages(weights, install, device)
-    if c.run_dir is not None and (why := unusable_folder(c.run_dir)):
-        page.refuse(f"run_dir: got {shown(c.run_dir)}, expected a folder to write to ({why})")
-    goes, disk = Path(c.run_dir or "runs"), f"about {_size(found['disk'])}"
+    if c.run_dir is not None:
+        page.attempt("run_dir", check_folder, c, algorithm)
+    goes, disk = Path(c.run_dir or runs_folder()), f"about {_size(found['disk'])}"
     above = goes.expanduser().absolute()
     folder = next(folder for folder in (above, *above.parents) if folder.is_dir())
     free = shutil.disk_usage(folder).free
-    page.lines.append(f"disk: {disk} for checkpoints and weights, {_size(free)} free where {goes} goes")
+    page.lines.append(
+        f"disk: {disk} for checkpoints and weights, {_size(free)} free where {c.run_dir or 'runs'} goes"
+    )
     if found["disk"] > free:
         needs = f"needs {disk} in {folder}, {_size(free)} free"
         page.refuse(f"run_dir: {needs}: try another run_dir, or checkpoint_every=0")
     said = {"errors": page.errors, "warnings": page.warnings, "text": str(page)}
     return {"ok": not page.errors} | said | found
+
+
+def check_folder(config, algorithm) -> None:
+    """ValueError unless this run may write to its folder: a new one, or one whose run it may go on with."""
+    if why := unusable_folder(config.run_dir):
+        raise ValueError(f"run_dir: got {shown(config.run_dir)}, expected a folder to write to ({why})")
+    path = Path(config.run_dir).expanduser().absolute()
+    if recorded := earlier_run(path, config.resume):
+        continued(recorded, run_record(config, algorithm), path)
 
 
 def check_ranks(n: int, with_server: bool, device) -> None:

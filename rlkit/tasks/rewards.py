@@ -31,7 +31,10 @@ def grade_responses(reward_fn, responses, ground_truths, dtype=torch.float32) ->
             f"rollout_responses, repeated_ground_truths: got {len(responses)} responses and "
             f"{len(ground_truths)} ground truths, expected the same number, at least one"
         )
-    graded = [reward_fn(response, truth) for response, truth in zip(responses, ground_truths)]
+    try:
+        graded = [reward_fn(response, truth) for response, truth in zip(responses, ground_truths)]
+    except SystemExit as error:  # it would end the job as if all were well
+        raise RuntimeError(f"reward_fn: it called sys.exit({error.code!r})") from None
     for row in graded:
         if not isinstance(row, dict) or "reward" not in row:
             raise ValueError(
