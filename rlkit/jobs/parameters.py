@@ -27,6 +27,7 @@ from rlkit.samplers.base import SamplingParams
 from rlkit.support.checks import hint, shown, unusable_path
 from rlkit.support.fields import STRICT, Checked, Real, Text, Whole, collected, given, say, unknown
 from rlkit.support.models import model_location
+from rlkit.support.text import visible
 from rlkit.tasks.prompts import load_prompt
 
 _REMEMBERED = "_rlkit_parameter_names"
@@ -250,11 +251,11 @@ def print_responses(rows: pd.DataFrame, n: int = 3) -> None:
         asked = row.get("question") or row["prompt"].split("User:")[-1].split("\nAssistant:")[0]
         if asked != question:
             question = asked
-            print(f"{'=' * 100}\nQ: {question.strip()}   [right: {row['gold']}]\n")
+            print(visible(f"{'=' * 100}\nQ: {question.strip()}   [right: {row['gold']}]\n"))
         columns = {"format": "format_reward", "answer": "answer_reward", "advantage": "advantage"}
         found = {name: row.get(column, math.nan) for name, column in columns.items()}
         marks = {name: value for name, value in found.items() if math.isfinite(value)}
         verdict = ", ".join(f"{k} {v:+.2f}" if k == "advantage" else f"{k} {v:.0f}" for k, v in marks.items())
-        print(f"A: {row['response'].strip()}", f"  [{verdict}]\n" if verdict else "\n")
+        print(visible(f"A: {row['response'].strip()}"), f"  [{verdict}]\n" if verdict else "\n")
     if not len(rows):
         print("(none)")

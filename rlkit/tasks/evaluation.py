@@ -12,6 +12,8 @@ from rlkit.tasks.problems import Problem
 from rlkit.tasks.prompts import Prompt
 from rlkit.tasks.rewards import REWARD_KEYS, grade_responses, truths_for
 
+pd.set_option("display.html.use_mathjax", False)  # "$5 and $6" in a response is no formula
+
 
 @dataclass(frozen=True)
 class Evaluation:
