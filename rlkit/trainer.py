@@ -98,7 +98,7 @@ def train(
         model=model,
         tokenizer=tokenizer,
         own_sampler=sampler is None,
-        problems=own_problems and [*own_problems[0], *own_problems[1]],
+        problems=own_problems,
     )
     if config.dry_run:
         return print(outlook["text"], flush=True) if ranks.first else None

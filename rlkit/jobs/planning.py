@@ -80,7 +80,7 @@ def plan(
     """Check all that can be checked without training, and estimate the rest.
 
     model, tokenizer: to be trained in place of ``config.model``. own_sampler: False where a sampler is given
-    to ``train``, which then makes none. problems: in place of the dataset's.
+    to ``train``, which then makes none. problems: in place of the dataset's, (to train on, to evaluate on).
 
     Returns a dict: ok (nothing stands in the way), errors and warnings (lists of lines), memory (bytes by
     part), memory_total, memory_free, device, prompt_tokens (longest, mean), tokens (upper bounds for the
@@ -127,7 +127,9 @@ def plan(
         n_val = max(c.n_val, c.n_val_final)
         load = partial(load_problems, **columns)
         problems = page.attempt("n_train", load, c.dataset, "train", c.n_train) or []
-        problems += page.attempt("n_val", load, c.dataset, "validation", n_val) or []
+        val_problems = page.attempt("n_val", load, c.dataset, "validation", n_val) or []
+    else:
+        problems, val_problems = problems
     shape = None
     if model is None:
         location = page.attempt("model", model_location, c.model)
@@ -143,10 +145,8 @@ def plan(
     if tokenizer and prompt:
         prompt = page.attempt("prompt", prompt.for_tokenizer, tokenizer)
     if tokenizer and prompt and problems:
-        by_length = sorted(problems, key=lambda problem: len(problem.question))  # the rest is not tokenised
-        lengths = prompt_lengths(tokenizer, by_length[:: 1 + len(by_length) // 512], prompt)
-        lengths["longest"] = prompt_lengths(tokenizer, by_length[-64:], prompt)["longest"]
-        found["prompt_tokens"] = lengths
+        room = shape["positions"] - c.max_tokens if shape else 10**9
+        lengths = found["prompt_tokens"] = lengths_of_all(tokenizer, problems, val_problems, prompt, room)
         average = f"{lengths['mean']:.0f} tokens on average, {lengths['longest']} at most"
         page.lines.append(f"prompt {prompt.name}: {average}; {c.max_tokens} new ones")
     if shape:
@@ -252,6 +252,18 @@ def prompt_lengths(tokenizer, problems, prompt) -> dict:
     texts = [prompt.fill(problem.question) for problem in problems]
     counts = [len(ids) for ids in encode_prompts(texts, tokenizer)]
     return {"longest": max(counts), "mean": sum(counts) / len(counts)}
+
+
+def lengths_of_all(tokenizer, train_problems, val_problems, prompt, room: int) -> dict:
+    """``prompt_lengths`` of a run: the mean from some, the longest from all that is evaluated and the longest
+    texts that are trained on; from all of these, too, where twice that would not fit into ``room``
+    tokens."""
+    by_length = sorted(train_problems, key=lambda problem: len(problem.question.encode()))
+    found = prompt_lengths(tokenizer, by_length[:: 1 + len(by_length) // 512], prompt)
+    longest = prompt_lengths(tokenizer, [*by_length[-64:], *val_problems], prompt)["longest"]
+    if longest <= room < 2 * longest:
+        longest = max(longest, prompt_lengths(tokenizer, by_length, prompt)["longest"])
+    return found | {"longest": max(longest, found["longest"])}
 
 
 def _open_model(name: str, location: str):
