@@ -28,6 +28,7 @@ from rlkit.algorithms import Algorithm, get_algorithm
 from rlkit.batch import RolloutBatch, rollout_batch
 from rlkit.grpo import response_log_probs, rows_that_teach, train_step
 from rlkit.jobs import loop, sharding
+from rlkit.jobs.config import Config
 from rlkit.jobs.launch import launch
 from rlkit.jobs.planning import plan
 from rlkit.jobs.record import inputs_of, weights_hash
@@ -38,6 +39,7 @@ from rlkit.jobs.watch import Watch, sample_of
 from rlkit.losses import loss_none
 from rlkit.samplers import make_sampler
 from rlkit.support.adapters import adapter_of, add_lora, unwrapped
+from rlkit.support.checks import shown
 from rlkit.support.files import read_jsonl
 from rlkit.support.metrics import train_step_metrics
 from rlkit.support.models import load_model, try_saving
@@ -82,6 +84,7 @@ def train(
     that is finished comes back at once. Raises ValueError for what does not fit, before anything is loaded;
     later only for what a sampler gives.
     """
+    check_given(config, reward_fn, val_reward_fn, sampler)
     own_algorithm = isinstance(algorithm, Algorithm)
     algorithm = get_algorithm(config.algo if algorithm is None else algorithm)
     config = config.resolved(algorithm)
@@ -222,6 +225,18 @@ def train(
             sharding.gather_into(whole, model)
         folder.finish(config.n_steps, whole, tokenizer)
     return Run(folder.path)
+
+
+def check_given(config, reward_fn, val_reward_fn, sampler) -> None:
+    """ValueError for what is not of the kind that ``train`` takes."""
+    if not isinstance(config, Config):
+        raise ValueError(f"config: got {shown(config)}, expected a Config")
+    for name, function in (("reward_fn", reward_fn), ("val_reward_fn", val_reward_fn)):
+        if function is not None and not callable(function):
+            raise ValueError(f"{name}: got {shown(function)}, expected a function(response, ground_truth)")
+    if sampler is not None and not callable(getattr(sampler, "generate", None)):
+        expected = "expected an object with generate and sync_weights (a name belongs into the Config)"
+        raise ValueError(f"sampler: got {shown(sampler)}, {expected}")
 
 
 # ---- one rollout batch, step by step

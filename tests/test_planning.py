@@ -359,3 +359,16 @@ def test_the_longest_prompt_is_found_among_all_that_is_evaluated(tmp_path):
         assert outlook["prompt_tokens"]["longest"] == longest + 10
     refused = plan(replace(config, max_tokens=1000), problems=(plain, [*wordy, emoji]))
     assert any("the model holds 1024" in error for error in refused["errors"])
+
+
+def test_settings_without_effect_are_named():
+    c = Config(cliprange=0.3, normalization_constant=99.0, threads=1024)
+    said = plan(c)["warnings"]
+    for line in ("cliprange: 0.3 has no effect with 'grpo'", "normalization_constant: 99.0 has no effect"):
+        assert any(warning.startswith(line) for warning in said)
+    assert any(warning.startswith("threads: 1024 on") for warning in said)
+    for used in (
+        Config(algo="offpolicy_clip", cliprange=0.3),
+        Config(algo="drgrpo", normalization_constant=9.0),
+    ):
+        assert not any("no effect" in warning for warning in plan(used)["warnings"])

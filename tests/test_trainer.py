@@ -1,6 +1,7 @@
 """The loop: order and alignment by construction, metrics by hand, on a tiny random model."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -473,3 +474,18 @@ def test_a_chat_model_with_a_beginning_of_text(tiny, tmp_path):
     assert run.rollouts.iloc[0].prompt.startswith("<s><|im_start|>system\nFirst think about the question")
     with pytest.raises(ValueError, match="prompt: 'chat' needs a tokenizer with a chat template"):
         train(tiny(n_steps=1, prompt="chat"))
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"config": None}, "config: got None, expected a Config"),
+        ({"config": {"n_steps": 1}}, "config: got {'n_steps': 1}, expected a Config"),
+        ({"sampler": "vllm"}, "sampler: got 'vllm', expected an object with generate"),
+        ({"reward_fn": "r1_zero"}, "reward_fn: got 'r1_zero', expected a function"),
+        ({"val_reward_fn": 1.0}, "val_reward_fn: got 1.0, expected a function"),
+    ],
+)
+def test_train_refuses_what_is_not_of_its_kind(given, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        train(**{"config": Config()} | given)

@@ -119,6 +119,7 @@ def plan(
         )
     page.lines.append("versions: " + ", ".join(versions))
     page.attempt("sink", check_sink, c.sink)
+    page.warnings += without_effect(config, algorithm)
 
     found = {"memory": {}, "memory_total": 0, "memory_free": free_memory(device), "device": str(device)}
     found |= {"prompt_tokens": {}, "tokens": {}, "seconds": None, "disk": 0}
@@ -171,6 +172,23 @@ def plan(
         page.refuse(f"run_dir: {needs}: try another run_dir, or checkpoint_every=0")
     said = {"errors": page.errors, "warnings": page.warnings, "text": str(page)}
     return {"ok": not page.errors} | said | found
+
+
+def without_effect(config, algorithm) -> list[str]:
+    """A line for each setting that this algorithm, or this machine, makes nothing of."""
+    clips = algorithm.importance_reweighting_method not in ("none", "noclip")
+    constant, cores = algorithm.loss_normalization == "constant", os.cpu_count() or 1
+    idle = {
+        "cliprange": not clips,
+        "cliprange_high": not clips,
+        "normalization_constant": not constant and not callable(algorithm.loss_normalization),
+    }
+    lines = [
+        f"{name}: {getattr(config, name)} has no effect with {algorithm.name!r}"
+        for name, applies in idle.items()
+        if applies and getattr(config, name) is not None
+    ]
+    return lines + [f"threads: {config.threads} on {cores} cores"] * (config.threads > cores)
 
 
 def check_folder(config, algorithm) -> None:

@@ -34,6 +34,15 @@ def check_number(name: str, value, test: Callable[[float], bool], expected: str)
         raise ValueError(f"{name}: got {shown(value)}, expected {expected}")
 
 
+def is_one_number(value) -> bool:
+    """Whether it is a number, or a tensor or array of one; NaN is one."""
+    return (
+        hasattr(value, "__float__")
+        and getattr(value, "size", 1) in (1, ())
+        or (isinstance(value, Tensor) and value.numel() == 1)
+    )
+
+
 def check_count(name: str, value, expected: str = "an integer >= 1") -> None:
     """ValueError unless the value is an integer of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:

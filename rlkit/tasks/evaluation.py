@@ -7,6 +7,7 @@ import pandas as pd
 import torch
 
 from rlkit.samplers.base import Sampler, SamplingParams
+from rlkit.support.arguments import check_count
 from rlkit.support.stats import mean_se, pass_at_k
 from rlkit.tasks.problems import Problem
 from rlkit.tasks.prompts import Prompt
@@ -72,8 +73,7 @@ def evaluate(
     """
     if not problems:
         raise ValueError("problems: got none, expected at least one problem")
-    if n_samples < 1:
-        raise ValueError(f"n_samples: got {n_samples}, expected a whole number >= 1")
+    check_count("n_samples", n_samples)
     options, grade = {"fast": fast} if reward_fn is None else {}, reward_fn or prompt.reward_fn
     sampling |= {"temperature": temperature, "stop": tuple(prompt.stop), "seed": seed}
     prompt = prompt.for_tokenizer(getattr(sampler, "tokenizer", None))
