@@ -119,12 +119,12 @@ def wandb_login() -> bool:
     """Whether W&B can start without asking anything; it is asked in a process that has no keyboard."""
     if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun") or os.environ.get("WANDB_API_KEY"):
         return True
-    code = "import wandb; raise SystemExit(not (wandb.setup().settings.mode != 'online' or wandb.login(verify=False)))"
-    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    code = "import wandb; online = wandb.setup().settings.mode == 'online'; "
+    code += "raise SystemExit(online and not wandb.login(verify=False))"
+    quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     with suppress(OSError, subprocess.SubprocessError):
-        return not subprocess.run(
-            [sys.executable, "-P", "-c", code], timeout=CALL_SECONDS, **quiet
-        ).returncode
+        done = subprocess.run([sys.executable, "-P", "-c", code], timeout=CALL_SECONDS, **quiet)
+        return done.returncode == 0
     return False
 
 
@@ -132,8 +132,8 @@ def open_sink(name: str, folder, first_step: int = 0) -> Sink:
     """The sink called ``name`` ("none", "wandb", "tensorboard" or "trackio") of the run that ``folder``, a
     RunWriter, writes; ``first_step`` is the first that it will log.
 
-    A run that goes on is the same run there, by the tracker_id in its config.json. Where rows are there already
-    that its last checkpoint does not cover, W&B and trackio keep these, TensorBoard shows the new ones.
+    A run that goes on is the same run there, by the tracker_id in its config.json. Of rows that are there
+    already beyond its last checkpoint W&B and trackio keep the old ones, TensorBoard shows the new ones.
     """
     check_sink(name)
     if name == "none":

@@ -1,9 +1,9 @@
 """The program that talks to a tracker (W&B, TensorBoard, trackio) for a run, in a process of its own.
 
 ``sinks`` starts it and stops it. What such a library does to its process (hooks at exit, a wrapped stdout,
-threads, sys.exit, a call that never returns) so cannot reach the run. It reads lines of JSON: first how to open
-the tracker, then a row each; it answers each with one line, "" or what went wrong, and ends with its input, which
-is also how it ends if the run is killed. A call that takes longer than ``seconds`` ends this process.
+threads, sys.exit, a call that never returns) so cannot reach the run. It reads lines of JSON: first how to
+open the tracker, then a row each; it answers each with one line, "" or what went wrong, and ends with its
+input, also where the run was killed. A call that takes longer than ``seconds`` ends this process.
 """
 
 import faulthandler
