@@ -32,7 +32,7 @@ def provenance() -> dict:
 
 
 def command_line(arguments: list[str]) -> str:
-    """The arguments in one line, with *** for tokens, keys and passwords: by name, by look, or in an address."""
+    """The arguments in one line, *** for tokens, keys and passwords: by name, by look, or in an address."""
     shown = []
     for i, text in enumerate(arguments):
         if i and re.fullmatch(_SECRET, arguments[i - 1], re.I):

@@ -25,6 +25,7 @@ NAMES = ("wandb", "tensorboard", "trackio")  # the packages' names, too
 ROWS = 1000  # that may wait for the tracker
 CALL_SECONDS = 60  # for one call of the tracker; one that takes longer ends it
 CLOSE_SECONDS = 60  # that the end of a run waits for it
+LOGIN_SECONDS = 20  # that a plan waits for W&B's word
 TABLE_ROWS = 4  # responses shown with an evaluation
 _SHOWN = ("prompt", "response", "gold", "reward")
 
@@ -116,16 +117,20 @@ def check_sink(name: str) -> None:
 
 
 def wandb_login() -> bool:
-    """Whether W&B can start without asking anything; it is asked in a process that has no keyboard."""
+    """Whether W&B can start without asking anything: it is asked, in a process that has no keyboard.
+
+    True also where it gives no answer in LOGIN_SECONDS: with a login it may look for its server first.
+    """
     if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun") or os.environ.get("WANDB_API_KEY"):
         return True
     code = "import wandb; online = wandb.setup().settings.mode == 'online'; "
     code += "raise SystemExit(online and not wandb.login(verify=False))"
     quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run([sys.executable, "-P", "-c", code], timeout=CALL_SECONDS, **quiet)
-        return done.returncode == 0
-    return False
+    try:
+        command = [sys.executable, "-P", "-c", code]
+        return subprocess.run(command, timeout=LOGIN_SECONDS, **quiet).returncode == 0
+    except subprocess.TimeoutExpired:
+        return True
 
 
 def open_sink(name: str, folder, first_step: int = 0) -> Sink:
