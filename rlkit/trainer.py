@@ -158,7 +158,7 @@ def train(
             options = loop.sampler_options(config, tokenizer, train_problems + val_problems, prompt)
             sampler = make_sampler(config.sampler, whole, tokenizer, **options)
             at_the_end.callback(sampler.close)
-        sink = open_sink(config.sink if ranks.first else "none", folder.path, Run(folder.path).config)
+        sink = open_sink(config.sink if ranks.first else "none", folder, done + 1)
         at_the_end.callback(sink.close)
         history = read_jsonl(folder.path / "metrics.jsonl", growing=True) if ranks.first else ()
         watch = Watch(weights=trained if done < 1 and config.lr else (), history=history)
@@ -168,7 +168,7 @@ def train(
         in_sync = False  # has the sampler the model's weights?
 
         for step in steps:
-            clock, row = Clock(), {"step": step}
+            clock, row, answers = Clock(), {"step": step}, []
             seed_everything(stream(config.seed, step, "update"))
 
             if step > 0:
@@ -211,12 +211,13 @@ def train(
                     ask = partial(evaluate, sampler, val_problems[:n], prompt, **asking_now)
                     found = ranks.from_first(ask)
                 row |= loop.validation_metrics(found)
-                folder.add_rollouts(loop.validation_rows(found, step))
+                answers = loop.validation_rows(found, step)
+                folder.add_rollouts(answers)
 
             if len(row) > 1:  # step 0 without an evaluation has nothing to say
                 row |= clock.seconds | {"time_cpu": clock.cpu_seconds()}
                 folder.log(row)
-                sink.log(row, step)
+                sink.log(row, step, answers)
                 shown = {k: f"{row[k]:.3f}" for k in ("reward", "val_reward") if k in row}
                 steps.set_postfix(shown, refresh=False)
             if loop.checkpoint_due(config, step):

@@ -1,8 +1,10 @@
 """The loop: order and alignment by construction, metrics by hand, on a tiny random model."""
 
 import math
+import os
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -294,19 +296,45 @@ def test_a_sink_that_is_not_installed_is_refused_before_anything_else(tiny, tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sink_gets_every_line(tiny, monkeypatch):
+def test_a_sink_gets_every_row_and_the_responses_of_an_evaluation(tiny, monkeypatch):
     seen = []
 
     class Recorder:
-        def log(self, row, step):
-            seen.append((step, row["step"]))
+        def log(self, row, step, rollouts):
+            seen.append((step, row["step"], [r["split"] for r in rollouts]))
 
         def close(self):
             seen.append("closed")
 
-    monkeypatch.setattr(trainer, "open_sink", lambda name, path, config: Recorder())
-    train(tiny(), reward_fn=share_of_lower_case)
-    assert seen == [(0, 0), (1, 1), (2, 2), "closed"]
+    def opened(name, folder, first_step):
+        seen.append((folder.path.name, first_step))
+        return Recorder()
+
+    monkeypatch.setattr(trainer, "open_sink", opened)
+    config = tiny(eval_every=0, checkpoint_every=1)
+    train(config, reward_fn=share_of_lower_case)
+    evaluated = [(0, 0, ["validation"] * 4), (1, 1, []), (2, 2, ["validation"] * 6), "closed"]
+    assert seen == [(Path(config.run_dir).name, 0), *evaluated]
+    train(replace(config, n_steps=3, resume=True), reward_fn=share_of_lower_case)
+    assert seen[5:] == [(Path(config.run_dir).name, 3), (3, 3, ["validation"] * 6), "closed"]
+
+
+@pytest.mark.parametrize("fault", ["raise ConnectionError", "time.sleep(1e6)"])
+def test_a_broken_tracker_changes_no_number_of_a_run(tiny, tmp_path, monkeypatch, fault, capsys):
+    (tmp_path / "packages").mkdir()
+    code = f"import time\nclass Settings:\n    def __init__(self, **v): pass\ndef init(**options): {fault}\n"
+    (tmp_path / "packages" / "wandb.py").write_text(code)
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(tmp_path / "packages"), os.environ.get("PYTHONPATH", "")])
+    )
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr("rlkit.jobs.sinks.find_spec", lambda name: True)
+    monkeypatch.setattr("rlkit.jobs.sinks.CLOSE_SECONDS", 2)
+    plain, tracked = (train(tiny(sink=sink), reward_fn=share_of_lower_case) for sink in ("none", "wandb"))
+    assert tracked.finished and tracked.metrics.reward.equals(plain.metrics.reward)
+    assert tracked.metrics.val_reward.equals(plain.metrics.val_reward)
+    out = capsys.readouterr().out
+    assert out.count("warning: wandb: ") == 1 and "wandb: 3 of 3 rows dropped" in out
 
 
 def test_too_little_memory_is_said_before_the_model_loads(tiny, monkeypatch):

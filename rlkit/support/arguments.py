@@ -36,11 +36,8 @@ def check_number(name: str, value, test: Callable[[float], bool], expected: str)
 
 def is_one_number(value) -> bool:
     """Whether it is a number, or a tensor or array of one; NaN is one."""
-    return (
-        hasattr(value, "__float__")
-        and getattr(value, "size", 1) in (1, ())
-        or (isinstance(value, Tensor) and value.numel() == 1)
-    )
+    count = value.numel() if isinstance(value, Tensor) else getattr(value, "size", 1)
+    return count == 1 and hasattr(value, "__float__")
 
 
 def check_count(name: str, value, expected: str = "an integer >= 1") -> None:
