@@ -1,7 +1,10 @@
 """The loop: order and alignment by construction, metrics by hand, on a tiny random model."""
 
 import math
+import os
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -293,19 +296,45 @@ def test_a_sink_that_is_not_installed_is_refused_before_anything_else(tiny, tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sink_gets_every_line(tiny, monkeypatch):
+def test_a_sink_gets_every_row_and_the_responses_of_an_evaluation(tiny, monkeypatch):
     seen = []
 
     class Recorder:
-        def log(self, row, step):
-            seen.append((step, row["step"]))
+        def log(self, row, step, rollouts):
+            seen.append((step, row["step"], [r["split"] for r in rollouts]))
 
         def close(self):
             seen.append("closed")
 
-    monkeypatch.setattr(trainer, "open_sink", lambda name, path, config: Recorder())
-    train(tiny(), reward_fn=share_of_lower_case)
-    assert seen == [(0, 0), (1, 1), (2, 2), "closed"]
+    def opened(name, folder, first_step):
+        seen.append((folder.path.name, first_step))
+        return Recorder()
+
+    monkeypatch.setattr(trainer, "open_sink", opened)
+    config = tiny(eval_every=0, checkpoint_every=1)
+    train(config, reward_fn=share_of_lower_case)
+    evaluated = [(0, 0, ["validation"] * 4), (1, 1, []), (2, 2, ["validation"] * 6), "closed"]
+    assert seen == [(Path(config.run_dir).name, 0), *evaluated]
+    train(replace(config, n_steps=3, resume=True), reward_fn=share_of_lower_case)
+    assert seen[5:] == [(Path(config.run_dir).name, 3), (3, 3, ["validation"] * 6), "closed"]
+
+
+@pytest.mark.parametrize("fault", ["raise ConnectionError", "time.sleep(1e6)"])
+def test_a_broken_tracker_changes_no_number_of_a_run(tiny, tmp_path, monkeypatch, fault, capsys):
+    (tmp_path / "packages").mkdir()
+    code = f"import time\nclass Settings:\n    def __init__(self, **v): pass\ndef init(**options): {fault}\n"
+    (tmp_path / "packages" / "wandb.py").write_text(code)
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(tmp_path / "packages"), os.environ.get("PYTHONPATH", "")])
+    )
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr("rlkit.jobs.sinks.find_spec", lambda name: True)
+    monkeypatch.setattr("rlkit.jobs.sinks.CLOSE_SECONDS", 2)
+    plain, tracked = (train(tiny(sink=sink), reward_fn=share_of_lower_case) for sink in ("none", "wandb"))
+    assert tracked.finished and tracked.metrics.reward.equals(plain.metrics.reward)
+    assert tracked.metrics.val_reward.equals(plain.metrics.val_reward)
+    out = capsys.readouterr().out
+    assert out.count("warning: wandb: ") == 1 and "wandb: 3 of 3 rows dropped" in out
 
 
 def test_too_little_memory_is_said_before_the_model_loads(tiny, monkeypatch):
@@ -322,8 +351,11 @@ def test_an_error_leaves_a_run_that_can_go_on(tiny, tmp_path):
     config = tiny(n_steps=1)
     with pytest.raises(RuntimeError, match="reward server gone"):
         train(config, reward_fn=failing)
-    run = train(replace(config, resume=True), reward_fn=share_of_lower_case)
+    with pytest.raises(ValueError, match="resume: .*reward_fn .there '.*failing, sha256"):
+        train(replace(config, resume=True), reward_fn=share_of_lower_case)
+    run = train(replace(config, resume=True, allow_changes=True), reward_fn=share_of_lower_case)
     assert run.finished and run.metrics.step.tolist() == [0, 1]
+    assert "reward_fn (there" in run.config["resumed"][0]["changes"][0]
 
 
 def row(**values):
@@ -445,7 +477,7 @@ def test_a_callable_object_as_a_part_is_recorded_by_its_class(tiny):
 
     mine = replace(ALGORITHMS["drgrpo"], name="mine", baseline=Half())
     run = train(tiny(n_steps=1, n_val=0), algorithm=mine, reward_fn=share_of_lower_case)
-    assert run.config["algorithm"]["baseline"].endswith("Half")
+    assert run.config["algorithm"]["baseline"].split(", sha256 ")[0].endswith("Half")
 
 
 def test_a_chat_model_with_a_beginning_of_text(tiny, tmp_path):
@@ -470,3 +502,18 @@ def test_a_chat_model_with_a_beginning_of_text(tiny, tmp_path):
     assert run.rollouts.iloc[0].prompt.startswith("<s><|im_start|>system\nFirst think about the question")
     with pytest.raises(ValueError, match="prompt: 'chat' needs a tokenizer with a chat template"):
         train(tiny(n_steps=1, prompt="chat"))
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"config": None}, "config: got None, expected a Config"),
+        ({"config": {"n_steps": 1}}, "config: got {'n_steps': 1}, expected a Config"),
+        ({"sampler": "vllm"}, "sampler: got 'vllm', expected an object with generate"),
+        ({"reward_fn": "r1_zero"}, "reward_fn: got 'r1_zero', expected a function"),
+        ({"val_reward_fn": 1.0}, "val_reward_fn: got 1.0, expected a function"),
+    ],
+)
+def test_train_refuses_what_is_not_of_its_kind(given, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        train(**{"config": Config()} | given)

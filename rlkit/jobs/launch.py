@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Thread
 
-from rlkit.jobs.run_writer import new_run_dir
+from rlkit.jobs.run_writer import claim_run_dir
 from rlkit.jobs.runs import Run
 from rlkit.support.files import read_jsonl
 from rlkit.support.progress import progress
@@ -28,7 +28,7 @@ def launch(config, own: list[str]) -> Run:
             "have; expected n_gpus 1, or your script started by torchrun"
         )
     if config.run_dir is None:
-        config = replace(config, run_dir=str(new_run_dir(config.preset, config.algo, config.seed)))
+        config = replace(config, run_dir=str(claim_run_dir(config.preset, config.algo, config.seed)))
     values = [f"{name}={value}" for name, value in asdict(config).items() if value is not None]
     command = [sys.executable, "-u", "-m", "rlkit.train", *values]
     environment = os.environ | {"OMP_NUM_THREADS": str(config.threads)}

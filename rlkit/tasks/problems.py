@@ -11,7 +11,8 @@ from rlkit.support.files import read_jsonl
 from rlkit.tasks.grading import last_boxed
 from rlkit.tasks.problem import Problem, check_n
 
-_SPLITS = {"train": ("train",), "validation": ("test", "validation"), "test": ("test", "validation")}
+_SPLITS = {"train": ("train",), "validation": ("validation", "test"), "test": ("test", "validation")}
+_ON_HUB = {"train": "train", "validation": "test", "test": "test"}
 
 
 def load_problems(
@@ -26,7 +27,8 @@ def load_problems(
 
     dataset: "laptop" (generated; ``seed`` picks which problems, all of them are 6400 and 512), or questions
         and answers as a hub id ("openai/gsm8k", or one with "@revision" behind it) or a folder with
-        train.jsonl and test.jsonl (or validation.jsonl), where the test set serves as validation.
+        train.jsonl and test.jsonl, where the test set serves as validation unless there is a
+        validation.jsonl.
     question_column, answer_column: their names there. The gold answer is a number, what stands after ``####``
         (as in GSM8K), what stands in the last ``\boxed{}`` (as in MATH), or else the whole text.
     """
@@ -55,7 +57,7 @@ def _load_table(source, split: str, n: int | None, question_column: str, answer_
         raise ValueError(f"dataset: got {shown(source)}, expected 'laptop', a hub id or a folder")
     names, folder = _SPLITS[split], Path(os.path.expanduser(source))
     here = os.path.isdir(folder)
-    name = next((name for name in names if here and os.path.isfile(folder / f"{name}.jsonl")), names[0])
+    name = next((name for name in names if here and os.path.isfile(folder / f"{name}.jsonl")), _ON_HUB[split])
     path = folder / f"{name}.jsonl"
     if here and not os.path.isfile(path):
         expected = "expected train.jsonl and test.jsonl in it"
@@ -139,8 +141,11 @@ def _rows_from_hub(hub_id: str, name: str) -> list:
         raise ValueError(f"could not load {hub_id!r} ({first_line(error)}); {expected}") from error
 
 
-def check_problems(config, problems, val_problems) -> list[Problem] | None:
-    """The problems of one's own, all together; None for none. ValueError for what no run can use."""
+def check_problems(config, problems, val_problems) -> tuple[list[Problem], list[Problem]] | None:
+    """The problems of one's own, to train on and to validate on; None for none.
+
+    ValueError for what no run can use.
+    """
     if problems is None and val_problems is None:
         return None
     needed = config.n_prompts
@@ -155,4 +160,4 @@ def check_problems(config, problems, val_problems) -> list[Problem] | None:
         for i, problem in enumerate(given):
             if not (isinstance(problem.question, str) and isinstance(problem.answer, str)):
                 raise ValueError(f"{name}[{i}]: got {shown(problem)}, expected question and answer as texts")
-    return [*problems, *(val_problems or [])]
+    return [*problems], [*(val_problems or [])]
