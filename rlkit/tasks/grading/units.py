@@ -42,7 +42,7 @@ _MEASURES = """
     hz hertz | b byte | kb | mb | gb gigabyte | tb | cal calorie | kcal | acre | sqft | dozen | pair |
     piece pc | unit | \u03c9 ohm | \u5143 | \u5186 | \uc6d0 | o'clock | am | pm | fl | person people |
     man men | woman women | child children | mouse mice | goose geese | tooth teeth | ox oxen | dice |
-    wolf wolves | knife knives | life lives | leaf leaves | loaf loaves | half-hour | sheep | times | change
+    wolf wolves | knife knives | life lives | leaf leaves | loaf loaves | half-hour | sheep | times time | change
     | profit | fruit | worth | wpm | fish | deer | cattle | staff | aircraft | chf | cad | aud | nzd | sgd |
     hkd | mxn | brl | zar | krw | sek | nok | dkk | pln | php | thb | idr | myr | kr
 """
