@@ -29,7 +29,7 @@ from rlkit.tasks.grading.expressions import warm as warm
 from rlkit.tasks.grading.extraction import extract_answer, last_boxed, unboxed
 from rlkit.tasks.grading.lenient import MAX_SENTENCE, sentence_quantity
 from rlkit.tasks.grading.strict import quantity_of
-from rlkit.tasks.grading.typed import typed_match
+from rlkit.tasks.grading.typed import squeezed, typed_match
 
 
 def r1_zero_reward_fn(response, ground_truth, fast=True) -> dict[str, float]:
@@ -76,8 +76,14 @@ def answers_match(answer, gold, fast=True) -> bool:
         if (wanted := exact_quantity(gold)) is None:
             return len(answer) <= MAX_SENTENCE and typed_match(answer, gold, fast)
         given = quantity_of(answer)
+        if given is None and quantity_of(gold) is None:  # a gold that is left to work out: 2^{10}
+            given = wanted if _unbraced(answer) == _unbraced(gold) else None
         if given is None and not fast:
             given = sentence_quantity(answer)
         return given is not None and given.value == wanted.value and given.unit.agrees(wanted.unit)
     except Exception:  # a grader that raises would stop a training run: what cannot be read is not right
         return False
+
+
+def _unbraced(text: str) -> str:
+    return squeezed(text).replace("{", "").replace("}", "")

@@ -14,7 +14,7 @@ from rlkit.tasks.grading.cleaning import clean
 from rlkit.tasks.grading.strict import Quantity, quantity_of
 from rlkit.tasks.grading.units import Unit
 
-_FUNCTIONS = "sin|cos|tan|ln|log|sqrt"
+_FUNCTIONS = "sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|sqrt"
 _COMMANDS = rf"frac|pi|cdot|times|div|infty|alpha|beta|gamma|theta|lambda|{_FUNCTIONS}"
 _LETTER = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]+|(?<=\\pi )[A-Za-z]")
 _TOKENS = re.compile(

@@ -32,7 +32,7 @@ _SIGNS = [  # one spelling for each sign, as LaTeX
         (r"\\(?:emptyset|varnothing)(?![A-Za-z])|\\\{\s*\\\}", "\u2205"),
         (r"\u221a\s*\(([^()]*)\)|(?<![A-Za-z\\])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1\2}"),
         (r"\u221a\s*(\d+|[a-z])|\\sqrt\s*(\d|[a-z])", r"\\sqrt{\1\2}"),
-        (r"(?<![A-Za-z\\])(sin|cos|tan|ln|log)(?![A-Za-z])", r"\\\1 "),
+        (r"(?<![A-Za-z\\])(sin|cos|tan|cot|sec|csc|ln|log)(?![A-Za-z])", r"\\\1 "),
         (r"\*\*", "^"),
         (r"\\pm(?![A-Za-z])", "\u00b1"),
         (r"(?<![\w.)/])(\d+)/(\d+)\s+(?=[A-Za-z\\(])", r"((\1)/(\2))"),  # a fraction before a factor
@@ -79,7 +79,7 @@ def _read_gold(gold: str) -> tuple[Typed, Unit]:
 
 
 def _joined(text: str) -> str:
-    return re.sub(r"\s*(?:\\text\s*\{\s*and\s*\}|,?\s\band\b)\s*", ",", text)
+    return re.sub(r"\s*(?:\\text\s*\{\s*(?:and|or)\s*\}|,?\s(?:and|or)\b)\s*", ",", text)
 
 
 def _says(answer: str, gold: str) -> bool:
@@ -112,7 +112,7 @@ def read(text: str) -> Typed:
         rows = re.sub(r"\\\\\s*$", "", matrix[2]).split("\\\\")
         cells = [Typed("row", tuple(map(read, row.split("&")))) for row in rows]
         return Typed("determinant" if matrix[1] in ("v", "V") else "rows", tuple(cells))
-    return _read_squeezed(re.sub("^[A-Za-z]\u2208", "", _squeezed(text)), MAX_DEPTH)
+    return _read_squeezed(re.sub("^[A-Za-z]\u2208", "", squeezed(text)), MAX_DEPTH)
 
 
 def _read_squeezed(text: str, depth: int) -> Typed:
@@ -139,7 +139,7 @@ def _read_squeezed(text: str, depth: int) -> Typed:
     return Typed("", (text,))
 
 
-def _squeezed(text: str) -> str:
+def squeezed(text: str) -> str:
     """Cleaned text with one spelling for each sign and without the blanks around signs."""
     text = clean(text).strip(" *_`\"'$\u00a0").removesuffix(".")
     for pattern, new in _SIGNS:
