@@ -1330,6 +1330,11 @@ def test_gsm8k_golds_match_themselves(gsm8k_dir):
         r"\frac{1}{\boxed{72}}",
         r"x \le \boxed{72}",
         r"more than \boxed{72}",
+        "48 -\n\\boxed{72}",
+        "not\n\\boxed{72}",
+        "\\boxed{72}\n\nWait, that is wrong.",
+        r"f(\boxed{72})",
+        r"\boxed{72} times 3",
     ],
 )
 @pytest.mark.parametrize("fast", [True, False])
@@ -1355,6 +1360,10 @@ def test_what_stands_around_a_box_belongs_to_the_answer(answer, fast):
         r"\boxed{72}\%",
         r"So \boxed{72} girls are not in the team.",
         r"A profit of $\boxed{72} a day from visits",
+        "So $48 + 24 = 72$\n\n\\[\n\\boxed{72}\n\\]\n\nIf you have questions, ask.",
+        r"x \in \boxed{72}",
+        r"It is $\boxed{72}$, not $71$.",
+        r"\begin{aligned} x &= 3 \\ y &= \boxed{72} \end{aligned}",
     ],
 )
 @pytest.mark.parametrize("fast", [True, False])

@@ -14,23 +14,26 @@ from rlkit.tasks.grading.lenient import denied, may_follow
 from rlkit.tasks.grading.units import MONEY, read_unit
 
 MAX_AROUND = 300  # characters looked at on each side of a box
-_SPACE = r"\\(?:[,;:! ]|(?:q?quad|displaystyle|left|right|[bB]igg?)(?![A-Za-z]))"
+_SPACE = r"\\(?:[,;:! \\]|(?:q?quad|displaystyle|left|right|[bB]igg?)(?![A-Za-z]))"
 _WRAP = r"\\(?:text(?:bf|it|rm)?|math(?:bf|rm)|mbox|underline|large|Large)\s*\{"
-_OPENERS = re.compile(rf"(?:{_WRAP}|{_SPACE}|\\[(\[$]|[\s*_`\"'(\[{{{MONEY}])+$")
-_CLOSERS = re.compile(rf"^(?:{_SPACE}|\\end\{{[a-z]+\*?\}}|\\[)\]]|[\s*_`\"')\]}}$])+")
+_OPENERS = re.compile(rf"(?:{_WRAP}|{_SPACE}|\\[(\[$]|[\s*_`\"'(\[{{&#{MONEY}])+$")
+_CLOSERS = re.compile(
+    rf"^(?:{_SPACE}|\\end\{{[a-z]+\*?\}}|\\[)\]]|[ \t*_`\"')\]}}$]|\n(?=\s*(?:\\end|\\[)\]]|[$*}}])))+"
+)
 _MAY_PRECEDE = re.compile(
     r"(?:^|[^\W\d_]|[:,;\u2192\u21d2\u2234]|(?<![\d.])\.|(?<![!<>~/=\\])=+>?"
-    r"|\\(?:text|math|boxed)\w*\{[^{}]*\}|\([^()]*[a-z]{2}[^()]*\)|\\(?:[rR]ightarrow|[lL]ongrightarrow|implies|therefore|to))$"
+    r"|\\(?:text|math|boxed)\w*\{[^{}]*\}|\([^()]*[a-z]{2}[^()]*\)|\\(?:[rR]ightarrow|[lL]ongrightarrow|implies|therefore|to|in))$"
 )
+_LISTED = re.compile(r"\}[\s$)]*(?:[,;&]|,?\s*and)$")
 _GLUED = re.compile(r"(?:\d[:.,]|[A-Za-z]\()[\\$]*$")  # 1:, 0., f(
 _COMMAND = re.compile(r"\\[A-Za-z]+$")
 _CLAUSE = re.compile(r"[,;:](?:\s|$)|\b(?:but|so|then|hence|thus|therefore|that)\b|=", re.I)
 _SENTENCE_END = re.compile(r"[.!?;]\s")
 _TAKEN_BACK = re.compile(
-    r"\W*(?:no|not|never|wait|oops|wrong|sorry|actually|that is (?:not|wrong)|scratch|or|maybe|perhaps"
-    r"|possibly|if|unless|plus|minus)\b",
+    r"\W*(?:no|not(?!\W*\d)|never|wait|oops|wrong|sorry|actually|that(?: is|'s) (?:not|wrong)|scratch)\b",
     re.I,
 )
+_HEDGED = re.compile(r"\W*(?:\d|(?:or|maybe|perhaps|possibly|if|unless|plus|minus)\b)", re.I)  # after a comma
 
 
 def extract_answer(response) -> str | None:
@@ -60,23 +63,22 @@ def unboxed(text: str) -> str | None:
     before, _, after = text.rpartition(r"\boxed{")
     if _GLUED.search(before[-8:]):
         return None
-    before = _SENTENCE_END.split(before.rstrip()[-MAX_AROUND:].rpartition("\n")[2])[-1]
-    before = _OPENERS.sub("", before)
-    after = _CLOSERS.sub("", after[len(inside) + 1 :][:MAX_AROUND].partition("\n")[0])
+    opened = _OPENERS.sub("", before := before[-MAX_AROUND:])
+    new_line = "\n" in before[len(opened) :] and re.search(r"[\d}\])|%!?.]$", opened)
+    before = "" if new_line else _SENTENCE_END.split(opened.rpartition("\n")[2])[-1]
+    after = _CLOSERS.sub("", after[len(inside) + 1 :][:MAX_AROUND])
     command = _COMMAND.search(before)
     if not _MAY_PRECEDE.search(before) or (command and not _MAY_PRECEDE.fullmatch(command[0])):
         return None
     clause = clean(_CLAUSE.split(before.rstrip(": "))[-1])
     if denied(f"{clause} 7", f"{clause} 7"):
         return None
-    if re.search(r"\}[\s$)]*(?:[,;&]|,?\s*and)$", before) and (other := last_boxed(before)) not in (
-        None,
-        inside,
-    ):
+    other = last_boxed(before) if _LISTED.search(before) else None
+    if other not in (None, inside):
         inside = f"{other}, {inside}"
-    stop = re.search(r"[.,;:](?!\d)|$", after)
+    stop = re.search(r"[.,;:](?!\d)|\n|$", after)
     tail, rest = clean(after[: stop.start()]), after[stop.end() :]
-    if _TAKEN_BACK.match(rest) or (stop[0] in (",", ";") and re.match(r"\W*\d", rest)) or "?" in tail:
+    if _TAKEN_BACK.match(rest) or (stop[0] in (",", ";") and _HEDGED.match(rest)) or "?" in tail:
         return None
     if read_unit(tail) is not None:
         return f"{inside} {tail}".rstrip()

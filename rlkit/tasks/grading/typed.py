@@ -63,7 +63,9 @@ def typed_match(answer: str, gold: str, fast: bool) -> bool:
     wanted, unit = _read_gold(gold)
     texts = [answer]
     if not fast:
-        texts.append(re.split(r"\banswer\b\s*(?:is\b|:|=)*|####", answer, flags=re.I)[-1])
+        stated = re.split(r"\banswer\b\s*(?:is\b|:|=)*|####", answer, flags=re.I)[-1]
+        said_before = answer.removesuffix(stated)
+        texts += [] if denied(said_before, said_before) else [stated]
     for text in dict.fromkeys(texts):
         if len(text) <= MAX_TEXT:
             given, beside = _split_unit(text)
