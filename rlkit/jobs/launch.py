@@ -60,6 +60,7 @@ def _relay(stream, last) -> None:
 
 def start_ranks(n: int, arguments: list[str]) -> str | None:
     """Run ``python -m rlkit.train`` in ``n`` ranks on this machine. None, or what the first failure was."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -77,6 +78,8 @@ def start_ranks(n: int, arguments: list[str]) -> str | None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         elastic_launch(settings, sys.executable)("-u", "-m", "rlkit.train", *arguments)
+    except SignalException as error:  # Ctrl-C or SIGTERM, which the agent has passed on
+        raise KeyboardInterrupt(error.sigval.name) from None
     except ChildFailedError as error:
         rank, failure = min(error.failures.items(), key=_comes_before)
         if failure.exitcode < 0:
