@@ -76,7 +76,7 @@ def bootstrap_interval(
 
 
 def paired_interval(a, b, confidence: float = 0.95) -> tuple[float, float, float]:
-    """``mean_interval`` of a - b, pair by pair: two variants on the same seeds, two models on the same problems.
+    """``mean_interval`` of a - b, pair by pair: variants on the same seeds, models on the same problems.
 
     What the pairs share (the seed's order of problems, a problem's difficulty) drops out of the spread.
     """
@@ -86,7 +86,7 @@ def paired_interval(a, b, confidence: float = 0.95) -> tuple[float, float, float
 
 
 def mcnemar(right_a, right_b) -> float:
-    """p-value of "both models are right equally often" from their right and wrong answers to the same problems.
+    """p-value of "both models are right equally often" from their answers to the same problems.
 
     Only the problems on which they differ count: of those, each model would have half. Exact, two-sided.
     Source: McNemar 1947.
@@ -120,7 +120,7 @@ def area_under_curve(steps, values) -> float:
 
 
 def detectable_difference(sd: float, n: int, power: float = 0.8, confidence: float = 0.95) -> float:
-    """The smallest true mean difference that ``n`` pairs show (an interval without 0) in ``power`` of all tries.
+    """The smallest true mean difference that ``n`` pairs show (an interval without 0) in ``power`` of tries.
 
     sd: standard deviation of the differences over pairs. It is 1.16 sd for 8 seeds, 0.75 sd for 16. A smaller
     difference may well be there: "no difference shown" then says little.
@@ -131,7 +131,7 @@ def detectable_difference(sd: float, n: int, power: float = 0.8, confidence: flo
 
     def shown(shift: float) -> float:  # the chance that |t| is beyond the bound
         far = stats.nct(n - 1, shift * math.sqrt(n))
-        return float(far.sf(bound) + np.nan_to_num(far.cdf(-bound)))  # scipy has NaN for chances below 1e-300
+        return float(far.sf(bound) + np.nan_to_num(far.cdf(-bound)))  # NaN: too small
 
     return sd * float(optimize.brentq(lambda shift: shown(shift) - power, 1e-9, 10 * bound))
 
