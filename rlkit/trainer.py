@@ -37,6 +37,7 @@ from rlkit.jobs.watch import Watch
 from rlkit.losses import loss_none
 from rlkit.samplers import make_sampler
 from rlkit.support.adapters import add_lora, unwrapped
+from rlkit.support.console import plain_console
 from rlkit.support.metrics import train_step_metrics
 from rlkit.support.models import load_model, try_saving
 from rlkit.support.progress import progress
@@ -80,6 +81,7 @@ def train(
     that is finished comes back at once. Raises ValueError for what does not fit, before anything is loaded;
     later only for what a sampler gives.
     """
+    plain_console()
     own_algorithm = isinstance(algorithm, Algorithm)
     algorithm = get_algorithm(config.algo if algorithm is None else algorithm)
     config = config.resolved(algorithm)
