@@ -1,4 +1,4 @@
-"""Windows and macOS, as far as Linux can play them: without POSIX modules, on a file system with Windows' rules."""
+"""Windows, as far as Linux can play it: no POSIX modules, its file system, few characters to print."""
 
 import os
 import subprocess
@@ -179,7 +179,7 @@ shutil._use_fd_functions = False  # as on Windows
 
 
 def test_a_run_on_windows_file_rules(tmp_path):
-    """No renaming or removing of open files, no rename onto what is there, no folder opened, no ":" in names."""
+    """Open files stay where they are, a rename replaces nothing, folders cannot be opened, ":" is no letter."""
     folder = str(tmp_path)
     code = f"""FOLDER = {folder!r}
 import sys
@@ -234,22 +234,26 @@ print("done")
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
-def test_what_we_print_can_be_printed(encoding, tmp_path, repo):
-    """A console or pipe with an old encoding ends no job, also where a model writes other scripts."""
-    code = f"""
+def test_what_we_print_can_be_printed(encoding, tmp_path):
+    """An old encoding of stdout ends no job, also where a model or a folder has other scripts."""
+    code = """
 import sys
-import rlkit
-from rlkit import Config, train
-from rlkit.jobs.planning import plan
-rlkit.doctor()
-config = Config(n_steps=1, n_train=16, n_val=2, n_val_final=2, rollout_batch_size=8, run_dir="run")
-
-print(plan(config)["text"])
-train(config)
+import pandas
+from rlkit import Config, doctor
 from rlkit.jobs.parameters import print_responses
-rows = rlkit.load_run(config.run_dir).rollouts
-print_responses(rows.assign(response="\\u0e01\\u03c0 \\u2192 \\U0001f600"))
+from rlkit.trainer import train
+
+folder, tasks = "run-\\u0e01\\u03c0", dict(n_train=16, n_val=2, n_val_final=2, rollout_batch_size=8)
+row = {"question": "\\u2192", "response": "\\U0001f600", "gold": "\\u0e01"}
+for job in (
+    lambda: print_responses(pandas.DataFrame([row])),
+    doctor,
+    lambda: train(Config(**tasks, run_dir=folder, dry_run=True)),
+    lambda: train(Config(**tasks, run_dir=folder, n_steps=1)),
+):
+    sys.stdout.reconfigure(errors="strict")
+    job()
 print("printed")
 """
     done = run(code, cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"})
-    assert done.endswith("printed\n")
+    assert done.endswith("printed\n") and "\\u03c0" in done and "\\U0001f600" in done

@@ -56,7 +56,7 @@ def write_json(path: Path, value) -> None:
 def write_text(path: Path, text: str) -> None:
     """A file, whole or not at all."""
     partial = path.with_name(f".partial-{path.name}")
-    with open(partial, "w", encoding="utf-8") as file:
+    with open(partial, "w", encoding="utf-8", newline="\n") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
