@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Thread
@@ -44,7 +45,8 @@ def launch(config, own: list[str]) -> Run:
                 steps = [row["step"] for row in read_jsonl(metrics, growing=True)]
                 bar.update(max([bar.n, *steps]) - bar.n)
         except BaseException:
-            process.send_signal(signal.SIGINT)
+            with suppress(ValueError):  # Windows, whose console tells the child itself
+                process.send_signal(signal.SIGINT)
             raise
         reader.join()
     if process.returncode:
