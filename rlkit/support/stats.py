@@ -112,7 +112,7 @@ def holm(p_values) -> list[float]:
 
 
 def area_under_curve(steps, values) -> float:
-    """The mean height of a curve over its steps (trapezoids), so that a fast rise counts, not the end alone."""
+    """The mean height of a curve over its steps (trapezoids): a fast rise counts, not the end alone."""
     steps, values = np.asarray(steps, dtype=float), np.asarray(values, dtype=float)
     if len(steps) < 2 or (np.diff(steps) <= 0).any():
         raise ValueError(f"steps: got {steps.tolist()}, expected at least two, rising")
