@@ -1,6 +1,7 @@
 """Small statistics: chances with their uncertainty, and the spread over seeds."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -70,7 +71,9 @@ def bootstrap_interval(
     if len(values) < 2 or np.ptp(values) == 0:
         return found, found, found
     rng = np.random.default_rng(seed)
-    options = dict(confidence_level=_checked(confidence), n_resamples=resamples, rng=rng, vectorized=False)
+    options: dict[str, Any] = dict(
+        confidence_level=_checked(confidence), n_resamples=resamples, rng=rng, vectorized=False
+    )
     interval = stats.bootstrap((values,), statistic, **options).confidence_interval
     return found, float(interval.low), float(interval.high)
 
@@ -129,11 +132,11 @@ def detectable_difference(sd: float, n: int, power: float = 0.8, confidence: flo
         raise ValueError(f"sd, n, power: got {sd}, {n}, {power}, expected sd >= 0, n >= 2, 0 < power < 1")
     bound = stats.t.ppf((1 + _checked(confidence)) / 2, n - 1)
 
-    def shown(shift: float) -> float:  # the chance that |t| is beyond the bound
+    def lacking(shift: float) -> float:  # power minus the chance that |t| is beyond the bound
         far = stats.nct(n - 1, shift * math.sqrt(n))
-        return float(far.sf(bound) + np.nan_to_num(far.cdf(-bound)))  # NaN: too small
+        return power - float(far.sf(bound) + np.nan_to_num(far.cdf(-bound)))  # NaN: too small
 
-    return sd * float(optimize.brentq(lambda shift: shown(shift) - power, 1e-9, 10 * bound))
+    return sd * optimize.root_scalar(lacking, bracket=(1e-9, 10 * bound)).root
 
 
 def bands(runs, column: str, confidence: float = 0.95) -> pd.DataFrame:
