@@ -17,11 +17,12 @@ MAX_AROUND = 300  # characters looked at on each side of a box
 _SPACE = r"\\(?:[,;:! ]|(?:q?quad|displaystyle|left|right|[bB]igg?)(?![A-Za-z]))"
 _WRAP = r"\\(?:text(?:bf|it|rm)?|math(?:bf|rm)|mbox|underline|large|Large)\s*\{"
 _OPENERS = re.compile(rf"(?:{_WRAP}|{_SPACE}|\\[(\[$]|[\s*_`\"'(\[{{{MONEY}])+$")
-_CLOSERS = re.compile(rf"^(?:{_SPACE}|\\[)\]]|[\s*_`\"')\]}}$])+")
+_CLOSERS = re.compile(rf"^(?:{_SPACE}|\\end\{{[a-z]+\*?\}}|\\[)\]]|[\s*_`\"')\]}}$])+")
 _MAY_PRECEDE = re.compile(
     r"(?:^|[^\W\d_]|[:,;\u2192\u21d2\u2234]|(?<![\d.])\.|(?<![!<>~/=\\])=+>?"
     r"|\\(?:text|math|boxed)\w*\{[^{}]*\}|\([^()]*[a-z]{2}[^()]*\)|\\(?:[rR]ightarrow|[lL]ongrightarrow|implies|therefore|to))$"
 )
+_GLUED = re.compile(r"(?:\d[:.,]|[A-Za-z]\()[\\$]*$")  # 1:, 0., f(
 _COMMAND = re.compile(r"\\[A-Za-z]+$")
 _CLAUSE = re.compile(r"[,;:](?:\s|$)|\b(?:but|so|then|hence|thus|therefore|that)\b|=", re.I)
 _SENTENCE_END = re.compile(r"[.!?;]\s")
@@ -57,7 +58,9 @@ def unboxed(text: str) -> str | None:
     if (inside := last_boxed(text)) is None:
         return None
     before, _, after = text.rpartition(r"\boxed{")
-    before = _SENTENCE_END.split(before.rstrip(" $")[-MAX_AROUND:].rpartition("\n")[2])[-1]
+    if _GLUED.search(before[-8:]):
+        return None
+    before = _SENTENCE_END.split(before.rstrip()[-MAX_AROUND:].rpartition("\n")[2])[-1]
     before = _OPENERS.sub("", before)
     after = _CLOSERS.sub("", after[len(inside) + 1 :][:MAX_AROUND].partition("\n")[0])
     command = _COMMAND.search(before)

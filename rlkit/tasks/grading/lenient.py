@@ -44,8 +44,8 @@ _DENIALS = _any(
     "not, never, no, none, neither, nor, or, if, unless, else, otherwise, except, excluding, instead, "
     "rather, versus, vs, between, assuming, suppose, (?:is|was|are|does|do|did|wo|ca|ai)nt, rejected, ruled "
     "out, contradicts?, violates?, fails, would fail, seems?, too "
-    "(?:high|low|big|small|large|many|much|few), (?:would|could|should) have been, had "
-    "(?:s?he|they|it|i|we|you), makes no sense, supposed to, nobody, no one"
+    "(?:high|low|big|small|large|many|much|few), (?:would|could|should) have (?:been|had), had "
+    "(?:s?he|they|it|i|we|you), makes no sense, supposed to, nobody, no one, nowhere, outside"
 )
 _NOT = re.compile(_DENIALS + r"|n't\b", re.I)
 # next to a number: it is a bound or the start of a longer term, not the value
@@ -61,7 +61,7 @@ _BOUND_BEFORE = _any(
 )
 _BOUND_AFTER = _any(
     "squared, cubed, factorial, remainder, modulo, plus, minus, pi, doubled, halved, ish, odd, below, mil, "
-    "bil, grand, tripled, quadrupled, quintupled, negated, upwards?, downwards?",
+    "bil, grand, tripled, quadrupled, quintupled, negated, upwards?, downwards?, and (?:up|above|over)",
     before=r"\d[\s-]*",
 )
 _BOUND = re.compile(rf"{_BOUND_BEFORE}|{_BOUND_AFTER}|\d\s*\+\s*(?![\s(\d{MONEY}.-])", re.I)
@@ -76,9 +76,9 @@ _GOVERNED_BEFORE = _any(
 _RETRACTED = (
     "estimated, est, approximated, rounded, guessed, assumed, supposedly, allegedly, presumably, "
     "hypothetically, tentative, tentatively, conjecture, unverified, unconfirmed, doubtful, dubious, "
-    "questionable, debatable, disputed, untrue, refuted, retracted, invalid, void, error, typo, mistake, "
-    "undo, scratch, disregard, nevermind, mind, oops, sorry, hmm, nope, nah, kidding, jk, max, maximum, "
-    "minimum, tops, most, least"
+    "questionable, debatable, disputed, untrue, refuted, retracted, discarded, excluded, eliminated, "
+    "dismissed, invalid, void, error, typo, mistake, undo, scratch, disregard, nevermind, mind, oops, sorry, "
+    "hmm, nope, nah, kidding, jk, max, maximum, minimum, tops, most, least"
 )
 _TAKEN_BACK = _any(_RETRACTED, r"\d\W{0,3}(?:(?:an?|my|in|at)\s)?", r"\b(?!\s+[^\W\d])")
 _GOVERNED = re.compile(f"{_GOVERNED_BEFORE}|{_TAKEN_BACK}", re.I)
@@ -124,7 +124,7 @@ _GOES_ON = re.compile(
 _UNSAID = re.compile(
     r"(?:\bnot|n't|\bnever)\s+(?:an? |the )?(?:right|correct|answer|true|possible|valid|it)\b", re.I
 )
-_JOINED = re.compile(r"\W*(?:or|and|to|plus|minus|times|less|versus|vs)\b\W*(?:\d|\\boxed)", re.I)
+_JOINED = re.compile(r"\W*(?:(?:or|and|to|plus|minus|times|less|versus|vs)\b\W*)?(?:\d|\\boxed)", re.I)
 _STARTS = re.compile(rf"[{MONEY}\s-]*{NUMBER}(?:\s*/\s*{NUMBER})?\s+(?=[^\W\d_]{{2}})")
 _IF_THEN = re.compile(r"\bif\b[^.;]{1,200}?(?:\bthen\b|,\s)", re.I)
 _SIGNS = {"plus|added to": " + ", "minus": " - ", "times|multiplied by": " * ", "divided by": " / "}
@@ -191,7 +191,7 @@ def may_follow(tail: str) -> bool:
     """Whether this text behind a number or a box leaves it the answer: a unit, or the rest of a sentence."""
     ends = [word.end() for word in re.finditer(r"\S+", tail)][:4]
     for end in reversed(ends):
-        if read_unit(tail[:end].rstrip(".,;:")) is not None:
+        if not tail[:end].endswith("in") and read_unit(tail[:end].rstrip(".,;:")) is not None:
             rest = tail[end:]
             return not (DOUBT.search(rest) or _UNSAID.search(rest) or _JOINED.match(rest))
     return bool(_GOES_ON.match(tail)) and not denied(f"7 {tail}", f"7 {tail}")

@@ -100,7 +100,7 @@ def _split_unit(text: str) -> tuple[str, Unit]:
         match = pattern.search(text)
         if match and re.search(r"[\d})]|\\pi", text[: match.start()]):
             if (unit := read_unit(clean(match[1] + match[2]))) is not None:
-                return text[: match.start()].strip(" $\\,;"), unit
+                return text[: match.start()].rstrip(" $\\,;"), unit
     return text, Unit()
 
 

@@ -24,7 +24,9 @@ _FRACTIONAL = (
 _SCALES = (
     r"(?:m|b|tr|quadr|quint|sext|sept|oct|non|dec)[iy]l+[ijyh]?(?:o|\u00f3|\u00f5|\u00e3|ar)\w*"
     r"|m(?:il?|l)?rd|ml[nd]|mi[loa]|m[il]ll|bil|bln|tln|trn?|grand|gross|score|hundreds?|thousands?"
-    r"|lakhs?|crores?|tens|h[uo]nd(?:ert|erd|ra|re)|tausend|duizend|tusen|tusind|mil(?:le|a|y|l?)"
+    r"|lakhs?|crores?|[a-z]*illi(?:on|ard)s?|googols?|myriads?"
+    r"|milliers?|milhares|migliaia|cientos|cent(?:aines?|enas?|inaia)|di?[zc]aines?|dezenas?|docenas?"
+    r"|tens|h[uo]nd(?:ert|erd|ra|re)|tausend|duizend|tusen|tusind|mil(?:le|a|y|l?)"
 )
 NUMBER_WORD = re.compile(
     rf"(?:{_FRACTIONAL}|{_SCALES}|(?:{'|'.join([*SMALL, *TENS])})(?:s|es|th|-\w+)?)", re.I
@@ -42,9 +44,9 @@ _MEASURES = """
     hz hertz | b byte | kb | mb | gb gigabyte | tb | cal calorie | kcal | acre | sqft | dozen | pair |
     piece pc | unit | \u03c9 ohm | \u5143 | \u5186 | \uc6d0 | o'clock | am | pm | fl | person people |
     man men | woman women | child children | mouse mice | goose geese | tooth teeth | ox oxen | dice |
-    wolf wolves | knife knives | life lives | leaf leaves | loaf loaves | half-hour | sheep | times | change
-    | profit | fruit | worth | wpm | fish | deer | cattle | staff | aircraft | chf | cad | aud | nzd | sgd |
-    hkd | mxn | brl | zar | krw | sek | nok | dkk | pln | php | thb | idr | myr | kr
+    wolf wolves | knife knives | life lives | leaf leaves | loaf loaves | half-hour | sheep | times time |
+    change | profit | fruit | worth | wpm | fish | deer | cattle | staff | aircraft | chf | cad | aud | nzd |
+    sgd | hkd | mxn | brl | zar | krw | sek | nok | dkk | pln | php | thb | idr | myr | kr
 """
 _CANONICAL = {word: group.split()[0] for group in _MEASURES.split("|") for word in group.split()}
 _LENGTHS = set("m cm mm km ft in yd mi".split())
