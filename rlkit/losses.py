@@ -6,7 +6,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rlkit.support.arguments import as_tensor, check_matrix, check_number, check_shape, named_function
+from rlkit.support.arguments import (
+    as_tensor,
+    check_matrix,
+    check_number,
+    check_shape,
+    is_one_number,
+    named_function,
+)
+from rlkit.support.checks import shown
 from rlkit.support.shapes import Mask, PerRow, PerToken, Scalar
 
 MAX_LOG_RATIO = 80.0  # exp(80) = 5.5e34 still fits float32; beyond it a ratio is held there, without gradient
@@ -156,8 +164,11 @@ def compute_policy_gradient_loss(
     if old_log_probs is not None:
         old_log_probs = old_log_probs.detach().to(log_probs.dtype).masked_fill(~mask, 0.0)
     result = method(advantages, log_probs, old_log_probs, mask, cliprange)
-    loss, metadata = result if isinstance(result, tuple) else (result, {})
-    check_shape(f"{name}: the function", loss, shape, "a loss at every token, or that and a dict")
+    loss, metadata = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    expected = "a loss at every token, or that and a dict of numbers"
+    check_shape(f"{name}: the function", loss, shape, expected)
+    if not (isinstance(metadata, dict) and all(map(is_one_number, metadata.values()))):
+        raise ValueError(f"{name}: the function: got {shown(metadata)}, expected {expected}")
     if method in REWEIGHTINGS.values():
         ratio = sequence_ratio if method is loss_gspo else token_ratio
         ratio = None if old_log_probs is None else ratio(log_probs, old_log_probs, mask)

@@ -28,16 +28,20 @@ from rlkit.algorithms import Algorithm, get_algorithm
 from rlkit.batch import RolloutBatch, rollout_batch
 from rlkit.grpo import response_log_probs, rows_that_teach, train_step
 from rlkit.jobs import loop, sharding
+from rlkit.jobs.config import Config
 from rlkit.jobs.launch import launch
 from rlkit.jobs.planning import plan
+from rlkit.jobs.record import inputs_of, weights_hash
 from rlkit.jobs.run_writer import open_run
 from rlkit.jobs.runs import Run
 from rlkit.jobs.sinks import open_sink
-from rlkit.jobs.watch import Watch
+from rlkit.jobs.watch import Watch, sample_of
 from rlkit.losses import loss_none
 from rlkit.samplers import make_sampler
-from rlkit.support.adapters import add_lora, unwrapped
+from rlkit.support.adapters import adapter_of, add_lora, unwrapped
+from rlkit.support.checks import shown
 from rlkit.support.console import plain_console
+from rlkit.support.files import read_jsonl
 from rlkit.support.metrics import train_step_metrics
 from rlkit.support.models import load_model, try_saving
 from rlkit.support.progress import progress
@@ -82,6 +86,7 @@ def train(
     later only for what a sampler gives.
     """
     plain_console()
+    check_given(config, reward_fn, val_reward_fn, sampler)
     own_algorithm = isinstance(algorithm, Algorithm)
     algorithm = get_algorithm(config.algo if algorithm is None else algorithm)
     config = config.resolved(algorithm)
@@ -109,26 +114,28 @@ def train(
         own |= {"problems": problems, "sampler": sampler, "model": model}
         return launch(config, [name for name, value in own.items() if value is not None])
     prompt = load_prompt(config.prompt)
-    own_problems = own_problems and (problems, val_problems)
-    folder = open_run(config, algorithm, ranks, own_problems)
+    reward_fn = prompt.reward_fn if reward_fn is None else reward_fn
+    if own_problems is None:
+        columns = {"question_column": config.question_column, "answer_column": config.answer_column}
+        problems = load_problems(config.dataset, "train", config.n_train, **columns)
+        n_val = max(config.n_val, config.n_val_final)
+        val_problems = load_problems(config.dataset, "validation", n_val, **columns)
+    train_problems, val_problems = problems or [], val_problems or []
+    inputs = inputs_of(prompt, reward_fn, val_reward_fn or prompt.reward_fn, train_problems, val_problems)
+    folder = open_run(config, algorithm, ranks, inputs)
     if Run(folder.path).finished:
         folder.close()
         return Run(folder.path)
-    reward_fn = prompt.reward_fn if reward_fn is None else reward_fn
 
     with ExitStack() as at_the_end:
         at_the_end.callback(folder.close)
         at_the_end.enter_context(limited_threads(config.threads))
         at_the_end.enter_context(keep_random_state())
-        if own_problems is None:
-            columns = {"question_column": config.question_column, "answer_column": config.answer_column}
-            problems = load_problems(config.dataset, "train", config.n_train, **columns)
-            n_val = max(config.n_val, config.n_val_final)
-            val_problems = load_problems(config.dataset, "validation", n_val, **columns)
-        train_problems, val_problems = problems or [], val_problems or []
         if model is None:
             where = (config.dtype, device, config.attn_implementation, loop.autocast_dtype(config))
             model, tokenizer = load_model(config.model, *where, on_host=ranks.size > 1)
+        base = [p for p in model.parameters() if not (p.requires_grad and adapter_of(model))]
+        folder.note_weights(weights_hash(sample_of(base)), config.allow_changes)
         if config.lora_rank:
             seed_everything(stream(config.seed, 0, "lora"))
             add_lora(model, config.lora_rank, config.lora_alpha, config.lora_target_modules)
@@ -148,14 +155,15 @@ def train(
         scaler = torch.amp.GradScaler(next(model.parameters()).device.type, enabled=scaled)
         betas, decay = (config.adam_beta1, config.adam_beta2), config.weight_decay
         optimizer = torch.optim.AdamW(trained, lr=config.lr, betas=betas, weight_decay=decay)
-        done = folder.restore(model, optimizer, scaler)  # -1: nothing yet, not even step 0
+        done = folder.restore(model, optimizer, scaler, config.allow_changes)  # -1: not even step 0
         if sampler is None and ranks.first:
             options = loop.sampler_options(config, tokenizer, train_problems + val_problems, prompt)
             sampler = make_sampler(config.sampler, whole, tokenizer, **options)
             at_the_end.callback(sampler.close)
         sink = open_sink(config.sink if ranks.first else "none", folder, done + 1)
         at_the_end.callback(sink.close)
-        watch = Watch(weights=trained if done < 1 and config.lr else ())
+        history = read_jsonl(folder.path / "metrics.jsonl", growing=True) if ranks.first else ()
+        watch = Watch(weights=trained if done < 1 and config.lr else (), history=history)
         bar = None if ranks.first else True
         steps = progress(range(done + 1, config.n_steps + 1), desc="train", disable=bar)
         asking = dict(temperature=config.temperature, max_tokens=config.max_tokens)
@@ -220,6 +228,18 @@ def train(
             sharding.gather_into(whole, model)
         folder.finish(config.n_steps, whole, tokenizer)
     return Run(folder.path)
+
+
+def check_given(config, reward_fn, val_reward_fn, sampler) -> None:
+    """ValueError for what is not of the kind that ``train`` takes."""
+    if not isinstance(config, Config):
+        raise ValueError(f"config: got {shown(config)}, expected a Config")
+    for name, function in (("reward_fn", reward_fn), ("val_reward_fn", val_reward_fn)):
+        if function is not None and not callable(function):
+            raise ValueError(f"{name}: got {shown(function)}, expected a function(response, ground_truth)")
+    if sampler is not None and not callable(getattr(sampler, "generate", None)):
+        expected = "expected an object with generate and sync_weights (a name belongs into the Config)"
+        raise ValueError(f"sampler: got {shown(sampler)}, {expected}")
 
 
 # ---- one rollout batch, step by step

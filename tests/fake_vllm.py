@@ -37,12 +37,23 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
+    def refused(self):
+        """As rlkit_vllm_key's middleware, which this server has no place for."""
+        if self.headers.get("Authorization") == f"Bearer {os.environ['RLKIT_VLLM_KEY']}":
+            return False
+        self.answer({"error": "no key"}, 401)
+        return True
+
     def do_GET(self):
+        if self.refused():
+            return
         if self.path == "/v1/models":
             return self.answer({"data": [{"id": options["served-model-name"]}]})
         self.answer({"world_size": 1} if "world" in self.path else {}, 200 if engine.poll() is None else 503)
 
     def do_POST(self):
+        if self.refused():
+            return
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "null")
         if body and body.get("max_tokens") == 1:  # the first look whether it can generate at all
             if DIES == f"illegal {options['dtype']}":

@@ -127,8 +127,9 @@ def test_group_statistics_and_pass_at_k_by_enumeration():
     ] == pytest.approx(6 / 9)
     assert (metadata["reward_min"], metadata["reward_max"]) == (0, 1)
     assert metadata["reward_std"] == pytest.approx(math.sqrt((4 * 25 + 5 * 16) / 81 / 8))
-    halves = compute_group_normalized_rewards([0.5, 0.5], 2)[1]  # neither right nor wrong
-    assert (halves["groups_all_right"], halves["groups_all_wrong"], halves["groups_mixed"]) == (0, 0, 1)
+    counts = ("groups_all_right", "groups_all_wrong", "groups_mixed")
+    halves = compute_group_normalized_rewards([0.5, 0.5, 0.5, 0.2, 1.5, 1.0], 2)[1]  # graded: what differs
+    assert [halves[name] for name in counts] == [1, 0, 2]
     for k in (1, 2, 3):  # the share of the k-subsets of each group that hold a right response
         shares = [
             sum(any(subset) for subset in subsets) / len(subsets)

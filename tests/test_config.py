@@ -8,7 +8,9 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import torch
 
 from rlkit.algorithms import ALGORITHMS
 from rlkit.jobs.config import Config
@@ -283,3 +285,17 @@ def test_what_is_given_wins_over_the_preset_and_what_is_left_is_filled_in():
     assert Config(n_val=0, n_val_final=9).resolved().n_val_final == 0
     given = Config(algo="drgrpo", normalization_constant=91.0, tis_cap=2.0).resolved()
     assert (given.normalization_constant, given.tis_cap) == (91.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    "value", [np.array([1, 2]), np.True_, b"3", torch.tensor(True), [1], {"a": 1}, object()], ids=repr
+)
+@pytest.mark.parametrize("name", ["n_steps", "lr", "run_dir"])
+def test_what_is_no_value_is_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=f"^{name}: "):
+        Config.from_parameters({name: value})
+
+
+def test_numbers_of_other_libraries_are_numbers():
+    config = Config.from_parameters({"n_steps": np.int64(3), "lr": np.float32(0.5), "seed": torch.tensor(2)})
+    assert (config.n_steps, config.lr, config.seed) == (3, 0.5, 2)

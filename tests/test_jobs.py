@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -177,19 +178,26 @@ def test_a_failure_keeps_the_run_and_says_how_to_go_on(repo, tmp_path, monkeypat
     )
     settings = ["-p", "n_steps", "4", "-p", "checkpoint_every", "2", "-p", "seed", "3"]
     with monkeypatch.context() as patch:
+        patch.delenv("PYTEST_CURRENT_TEST")  # with it a kernel leaves its descriptors alone
         patch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
         done = papermill(repo, tmp_path, "train", *settings)
     assert done.returncode == 1 and "No space left on device" in done.stderr
     shown = texts(json.loads((tmp_path / "out.ipynb").read_text()))
-    assert "go on from its last checkpoint with" in shown
+    assert "To go on from the last checkpoint, in a terminal:" in shown
     [run] = map(load_run, find_runs(str(tmp_path / "runs/*")))
     assert run.metrics.step.tolist() == [0, 1, 2] and not run.finished
-    command = next(
-        line for line in shown.splitlines() if line.strip().startswith("papermill notebooks/train.ipynb")
+    command = next(line for line in shown.splitlines() if line.strip().startswith("papermill "))
+    assert f"-p run_dir {run.path} -p resume True" in command and command.strip() in done.stderr
+    assert f"set run_dir = '{run.path}' and resume = True in its first cell" in shown
+    elsewhere = tmp_path / "elsewhere"  # right wherever one stands
+    elsewhere.mkdir()
+    done = subprocess.run(
+        [Path(sys.executable).with_name("papermill"), *shlex.split(command)[1:]],
+        cwd=elsewhere,
+        env=os.environ | {"JUPYTER_PREFER_ENV_PATH": "1"},
+        capture_output=True,
+        text=True,
     )
-    arguments = command.split()[3:]
-    assert f"-p run_dir {run.path.relative_to(tmp_path)} -p resume True" in command
-    done = papermill(repo, tmp_path, "train", *arguments, short=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert run.finished and run.metrics.step.tolist() == [0, 1, 2, 3, 4]
 

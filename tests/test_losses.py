@@ -316,3 +316,18 @@ def test_what_is_no_tensor_is_named():
             compute_policy_gradient_loss(*arguments)
     with pytest.raises(ValueError, match="^mask: got "):
         aggregate_loss_across_microbatch(torch.zeros(1, 1), [[1]])
+
+
+@pytest.mark.parametrize(
+    "result", [(1, 2, 3), (torch.zeros(2, 3), None), (torch.zeros(2, 3), {"x": "y"}), {"loss": 1}, None, "x"]
+)
+def test_a_reweighting_of_ones_own_that_gives_something_else_is_refused_by_name(result):
+    log_probs = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match="^importance_reweighting_method: the function"):
+        compute_policy_gradient_loss([1.0, 2.0], log_probs, lambda *a: result)
+
+
+def test_a_reweighting_of_ones_own_may_count_what_is_not_finite():
+    found = {"a": float("nan"), "b": torch.tensor(1.0), "c": 2}
+    own = lambda advantages, log_probs, *rest: (-advantages * log_probs, found)
+    assert compute_policy_gradient_loss([1.0, 2.0], torch.zeros(2, 3), own)[1] is found

@@ -9,6 +9,8 @@ import torch
 from transformers import AutoTokenizer
 
 from rlkit import Completion, Config, Problem, evaluate, load_problems, load_prompt, train
+from rlkit.jobs.loop import rollouts
+from rlkit.jobs.record import problems_hash
 from rlkit.laptop import model_path
 from rlkit.tasks.problems import gold_of
 from rlkit.tasks.rewards import grade_responses, truths_for
@@ -81,15 +83,6 @@ def test_a_further_number_may_be_numpys_or_torchs(value):
     assert rows["reward_half"].tolist() == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_a_further_number_that_some_responses_lack_is_refused(first):
-    def reward(response, truth):
-        return {"reward": 1.0} | ({"points": 2} if (response == "a") == first else {})
-
-    with pytest.raises(ValueError, match="reward_fn: 'points' of a response is None"):
-        grade_responses(reward, ["a", "b"], ["", ""])
-
-
 SUMS = [
     Problem(f"What is {a} plus {b}?", str(a + b), metadata={"a": a}) for a in range(1, 5) for b in range(1, 5)
 ]
@@ -117,13 +110,13 @@ def test_a_run_on_problems_of_ones_own(tmp_path):
     by_step = rollouts.groupby("step").reward_first.mean()
     assert run.metrics.reward_first.dropna().tolist() == pytest.approx([by_step[1], by_step[2]])
     assert run.metrics.val_reward.iloc[-1] == 0.5  # SUMS[2:4] have a = 1, SUMS[4:6] a = 2
-    assert run.config["problems"].startswith("20, sha256 ")
+    assert run.config["inputs"]["training problems"].startswith("16, sha256 ")
 
     more = Config(run_dir=str(tmp_path / "run"), resume=True, **SMALL | {"n_steps": 3})
     own = dict(reward_fn=reward, val_reward_fn=judge)
     moved = dict(problems=[*SUMS, SUMS[2]], val_problems=SUMS[3:6])  # one from validation to training
     for other in (dict(problems=SUMS[::-1], val_problems=SUMS[2:6]), moved, {}):
-        with pytest.raises(ValueError, match=r"resume: .*problems \(there '20, sha256"):
+        with pytest.raises(ValueError, match=r"resume: .*training problems \(there '16, sha256"):
             train(more, **other, **own)
     assert train(more, problems=SUMS, val_problems=SUMS[2:6], **own).finished
 
@@ -229,3 +222,57 @@ def test_the_plan_counts_the_tokens_of_ones_own_problems(tmp_path, capsys, where
     tokenizer = AutoTokenizer.from_pretrained(model_path())
     longest = len(tokenizer(load_prompt("r1_zero").fill(long.question))["input_ids"])
     assert f", {longest} at most" in capsys.readouterr().out
+
+
+def test_a_further_key_is_logged_where_every_response_has_a_number():
+    """Whatever the order of the responses: what some lack says nothing about the batch, and ends no run."""
+    given = [{"reward": 1.0, "steps": 3, "half": np.float32(0.5)}, {"reward": 0.0, "steps": None, "half": 1}]
+    for rows in (given, given[::-1], [given[0], given[1] | {"steps": "none"}], [given[0], {**given[1]}]):
+        found = grade_responses(lambda response, truth: truth, ["a", "b"], rows)
+        assert {name: sorted(values.tolist()) for name, values in found.items()} == {
+            "reward": [0, 1],
+            "reward_half": [0.5, 1],
+        }
+
+
+def test_a_key_that_one_round_of_resampling_lacks_is_left_out():
+    class Echo:
+        def generate(self, prompts, params, n):
+            return [[Completion(f"{prompt} {i}", [1], "stop") for i in range(n)] for prompt in prompts]
+
+    def reward(response, problem):  # the first problem's group has all rewards equal, so it gives way
+        first = {"early": 1.0} if problem in SUMS[:2] else {}
+        return {"reward": float(problem != SUMS[0] and response.endswith("1")), "all": 2.0} | first
+
+    config = Config(resamples=1, rollout_batch_size=4, group_size=2).resolved()
+    prompt = load_prompt("question_only")
+    kept, _, rewards, _ = rollouts(Echo(), SUMS[:2], SUMS[2:4], prompt, reward, config, step=1)
+    assert kept == [SUMS[1], SUMS[2]]
+    assert {name: values.tolist() for name, values in rewards.items()} == {
+        "reward": [0, 1, 0, 1],
+        "reward_all": [2, 2, 2, 2],
+    }
+
+
+def test_the_hash_of_problems_knows_where_a_question_ends():
+    one, other = Problem("a", "b"), Problem("c", "d")
+    assert problems_hash([one, other]) != problems_hash([Problem("a\0b\0c", "d")])
+    assert problems_hash([one, other]) != problems_hash([other, one])
+
+
+def test_validation_problems_come_from_their_own_file_before_the_test_set(tmp_path):
+    write(tmp_path, "test.jsonl", [{"question": "t", "answer": 1}])
+    assert load_problems(tmp_path, "validation")[0].question == "t"
+    write(tmp_path, "validation.jsonl", [{"question": "v", "answer": 1}])
+    assert [load_problems(tmp_path, split)[0].question for split in ("validation", "test")] == ["v", "t"]
+
+
+def test_validation_rollouts_keep_the_further_numbers_too(tmp_path):
+    def judge(response, problem):
+        return {"reward": 0.0, "first": problem.metadata["a"], "why": "text"}
+
+    config = Config(run_dir=str(tmp_path / "run"), **SMALL | {"n_steps": 1})
+    run = train(config, problems=SUMS, val_problems=SUMS[2:6], val_reward_fn=judge)
+    rows = run.rollouts[run.rollouts.split == "validation"]
+    assert rows.reward_first.tolist() == [1, 1, 2, 2] * 2  # the base model's evaluation and the last one
+    assert "reward_why" not in rows

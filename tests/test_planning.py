@@ -15,6 +15,7 @@ from rlkit.jobs.planning import memory_estimate, memory_peak, plan, shape_of, to
 from rlkit.samplers.vllm.find import VLLMInstall
 from rlkit.support.checks import missing_folder
 from rlkit.support.models import load_model, model_location
+from rlkit.tasks.problem import Problem
 from rlkit.tasks.problems import load_problems
 from rlkit.trainer import train
 
@@ -341,3 +342,33 @@ def test_a_model_without_attention_heads_is_said_in_one_sentence(tmp_path, capsy
     found = plan(replace(config, max_tokens=3))
     assert found["ok"] and "no attention heads (Mamba-like?)" in found["warnings"][0]
     assert shape_of(MambaForCausalLM(MambaConfig(hidden_size=16, num_hidden_layers=1)))["kv_width"] == 0
+
+
+def test_the_longest_prompt_is_found_among_all_that_is_evaluated(tmp_path):
+    """One question is short to look at and long in tokens; it would fail at the very last evaluation."""
+    model = str(save_tiny_model(tmp_path / "model"))
+    plain = [Problem("What is " + "1 plus " * (i % 7) + "1?", "2") for i in range(200)]
+    emoji = Problem("🙂" * 60, "2")  # 60 characters, 240 bytes and tokens
+    wordy = [Problem("w" * 230, "1")] * 100  # more characters than that, fewer tokens
+    config = Config(
+        model=model, prompt="question_only", n_train=200, n_val=4, max_tokens=700, n_val_final=300
+    )
+    longest = plan(config, problems=(plain, wordy[:8]))["prompt_tokens"]["longest"]
+    for problems in ((plain, [*wordy, emoji, *plain]), ([*plain, emoji, *wordy], wordy)):
+        outlook = plan(config, problems=problems)
+        assert outlook["prompt_tokens"]["longest"] == longest + 10
+    refused = plan(replace(config, max_tokens=1000), problems=(plain, [*wordy, emoji]))
+    assert any("the model holds 1024" in error for error in refused["errors"])
+
+
+def test_settings_without_effect_are_named():
+    c = Config(cliprange=0.3, normalization_constant=99.0, threads=1024)
+    said = plan(c)["warnings"]
+    for line in ("cliprange: 0.3 has no effect with 'grpo'", "normalization_constant: 99.0 has no effect"):
+        assert any(warning.startswith(line) for warning in said)
+    assert any(warning.startswith("threads: 1024 on") for warning in said)
+    for used in (
+        Config(algo="offpolicy_clip", cliprange=0.3),
+        Config(algo="drgrpo", normalization_constant=9.0),
+    ):
+        assert not any("no effect" in warning for warning in plan(used)["warnings"])

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -350,8 +351,11 @@ def test_an_error_leaves_a_run_that_can_go_on(tiny, tmp_path):
     config = tiny(n_steps=1)
     with pytest.raises(RuntimeError, match="reward server gone"):
         train(config, reward_fn=failing)
-    run = train(replace(config, resume=True), reward_fn=share_of_lower_case)
+    with pytest.raises(ValueError, match="resume: .*reward_fn .there '.*failing, sha256"):
+        train(replace(config, resume=True), reward_fn=share_of_lower_case)
+    run = train(replace(config, resume=True, allow_changes=True), reward_fn=share_of_lower_case)
     assert run.finished and run.metrics.step.tolist() == [0, 1]
+    assert "reward_fn (there" in run.config["resumed"][0]["changes"][0]
 
 
 def row(**values):
@@ -473,7 +477,7 @@ def test_a_callable_object_as_a_part_is_recorded_by_its_class(tiny):
 
     mine = replace(ALGORITHMS["drgrpo"], name="mine", baseline=Half())
     run = train(tiny(n_steps=1, n_val=0), algorithm=mine, reward_fn=share_of_lower_case)
-    assert run.config["algorithm"]["baseline"].endswith("Half")
+    assert run.config["algorithm"]["baseline"].split(", sha256 ")[0].endswith("Half")
 
 
 def test_a_chat_model_with_a_beginning_of_text(tiny, tmp_path):
@@ -498,3 +502,18 @@ def test_a_chat_model_with_a_beginning_of_text(tiny, tmp_path):
     assert run.rollouts.iloc[0].prompt.startswith("<s><|im_start|>system\nFirst think about the question")
     with pytest.raises(ValueError, match="prompt: 'chat' needs a tokenizer with a chat template"):
         train(tiny(n_steps=1, prompt="chat"))
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"config": None}, "config: got None, expected a Config"),
+        ({"config": {"n_steps": 1}}, "config: got {'n_steps': 1}, expected a Config"),
+        ({"sampler": "vllm"}, "sampler: got 'vllm', expected an object with generate"),
+        ({"reward_fn": "r1_zero"}, "reward_fn: got 'r1_zero', expected a function"),
+        ({"val_reward_fn": 1.0}, "val_reward_fn: got 1.0, expected a function"),
+    ],
+)
+def test_train_refuses_what_is_not_of_its_kind(given, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        train(**{"config": Config()} | given)

@@ -106,6 +106,10 @@ def test_start_and_stop_leave_nothing(fake, model_folder):
     assert environment["PYTHONSAFEPATH"] == environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
     assert "OMP_NUM_THREADS" not in environment
     assert Path(environment["PYTHONPATH"], "rlkit_vllm_worker.py").is_file()
+    assert Path(environment["PYTHONPATH"], "rlkit_vllm_key.py").is_file()
+    assert environment["RLKIT_VLLM_KEY"] == server.key and server.key not in " ".join(entry["argv"])
+    for path in ("health", "v1/models", "sleep"):  # a stranger on this machine
+        assert client.request("get", f"{server.url}/{path}").status_code == 401
     [named] = distributions(
         name="vllm", path=[environment["PYTHONPATH"]]
     )  # the command looks for a package "vllm",

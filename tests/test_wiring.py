@@ -297,7 +297,7 @@ class Plain:
             "pass_at_k": (by_group >= 1).any(1).double().mean(),
             "groups_all_right": (by_group >= 1).all(1).sum(),
             "groups_all_wrong": (by_group <= 0).all(1).sum(),
-            "groups_mixed": (~(by_group >= 1).all(1) & ~(by_group <= 0).all(1)).sum(),
+            "groups_mixed": (by_group.amax(1) > by_group.amin(1)).sum(),
             "distinct_answers": np.mean([len({line.answer for line in group}) for group in groups]),
             "groups_identical": sum(len({line.completion.text for line in group}) == 1 for group in groups),
             "response_length": np.mean(lengths),

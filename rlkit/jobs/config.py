@@ -170,6 +170,9 @@ class Config(metaclass=_Presets):
     threads: Whole = say(1, "CPU threads of the run", ge=1, le=1024)
     run_dir: Text | None = say(None, "the run's folder; None is a new one under runs/")
     resume: bool = say(False, "go on with the run in run_dir from its last checkpoint")
+    allow_changes: bool = say(
+        False, "resume although other values, data, code or weights are there now than the run began with"
+    )
     sink: SinkName = say("none", "also log to wandb, tensorboard or trackio")
     check_memory: bool = say(True, "stop before loading if the estimated peak memory is more than is free")
     dry_run: bool = say(False, "check everything, print the plan and stop")

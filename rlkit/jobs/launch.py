@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Thread
 
-from rlkit.jobs.run_writer import new_run_dir
+from rlkit.jobs.run_writer import claim_run_dir
 from rlkit.jobs.runs import Run
 from rlkit.support.files import read_jsonl
 from rlkit.support.progress import progress
@@ -29,7 +29,7 @@ def launch(config, own: list[str]) -> Run:
             "have; expected n_gpus 1, or your script started by torchrun"
         )
     if config.run_dir is None:
-        config = replace(config, run_dir=str(new_run_dir(config.preset, config.algo, config.seed)))
+        config = replace(config, run_dir=str(claim_run_dir(config.preset, config.algo, config.seed)))
     values = [f"{name}={value}" for name, value in asdict(config).items() if value is not None]
     command = [sys.executable, "-u", "-m", "rlkit.train", *values]
     environment = os.environ | {"OMP_NUM_THREADS": str(config.threads)}
@@ -62,6 +62,7 @@ def _relay(stream, last) -> None:
 
 def start_ranks(n: int, arguments: list[str]) -> str | None:
     """Run ``python -m rlkit.train`` in ``n`` ranks on this machine. None, or what the first failure was."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -79,6 +80,8 @@ def start_ranks(n: int, arguments: list[str]) -> str | None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         elastic_launch(settings, sys.executable)("-u", "-m", "rlkit.train", *arguments)
+    except SignalException as error:  # Ctrl-C or SIGTERM, which the agent has passed on
+        raise KeyboardInterrupt(error.sigval.name) from None
     except ChildFailedError as error:
         rank, failure = min(error.failures.items(), key=_comes_before)
         if failure.exitcode < 0:

@@ -99,6 +99,9 @@ def validation_rows(found, step: int) -> list[dict]:
     names = "prompt response gold reward format_reward answer_reward length finish_reason".split()
     first = {"step": step, "split": "validation"}
     rows = found.rows.head(VAL_ROLLOUTS).to_dict("records")
+    names += [
+        name for name in found.rows if name.startswith("reward_") and np.isfinite(found.rows[name]).all()
+    ]
     return [first | {"group": int(row["problem"])} | {name: row[name] for name in names} for row in rows]
 
 
@@ -147,7 +150,8 @@ def rollouts(
         if not todo:
             break
     problems, groups, parts = (list(column) for column in zip(*kept))
-    rewards = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    common = [name for name in parts[0] if all(name in part for part in parts)]
+    rewards = {name: torch.cat([part[name] for part in parts]) for name in common}
     return problems, groups, rewards, {"prompts_asked": n_asked} if config.resamples else {}
 
 

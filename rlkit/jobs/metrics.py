@@ -19,8 +19,9 @@ pass_at_k | pass@G (share of prompts) | share of prompts with at least one right
 groups_all_right | groups all right (prompts) | prompts whose responses are all right (no signal with a mean
   baseline)
 groups_all_wrong | groups all wrong (prompts) | prompts whose responses are all wrong (no signal)
-groups_mixed | groups mixed (prompts) | prompts with both, which the gradient comes from
-distinct_answers | distinct answers / group | mean number of different extracted answers per prompt
+groups_mixed | groups mixed (prompts) | prompts whose responses' rewards differ, which the gradient comes from
+distinct_answers | distinct answers / group | mean number of different extracted answers per prompt, as
+  texts; all its responses without an answer count as one
 prompts_asked | prompts asked | with resamples: prompts that were sampled from, those that gave way included
 groups_identical | groups identical (prompts) | prompts whose responses are all the same text
 rows_used | rows used (responses) | responses passed through the model: those with an advantage other than
@@ -43,6 +44,9 @@ tis_share | capped by TIS (share) | share of the response tokens in the rows use
   was cut at tis_cap
 lr | learning rate | learning rate
 optimizer_steps | optimizer steps | optimizer steps taken from this rollout batch
+skipped_steps | skipped optimizer steps | of these, those that were left out because the gradient was not
+  finite; absent where none was
+collapsed | collapse alarm | 1 in the steps at which the collapse rule holds (jobs.collapse), else absent
 time_sample | sampling (s) | seconds spent generating
 time_train | training (s) | seconds spent scoring and updating
 time_eval | evaluation (s) | seconds spent evaluating
@@ -57,6 +61,8 @@ val_truncated_share | validation truncated (share) | share of validation respons
 val_n | validation problems | validation problems used
 """
 _ROWS = [line.split(" | ", 2) for line in _TABLE.replace("\n  ", " ").splitlines()]
+# beside these: reward_<key>, the mean of a further key of the reward function, in steps in which every
+# response has a number under it
 METRICS = {name: meaning for name, _, meaning in _ROWS}
 LABELS = {name: label for name, label, _ in _ROWS}
 PHASES = ("time_sample", "time_train", "time_eval", "time_sync")

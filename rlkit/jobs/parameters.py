@@ -11,11 +11,8 @@ import glob
 import json
 import math
 import os
-import shlex
 import shutil
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Self
@@ -25,13 +22,13 @@ from pydantic import AfterValidator, BeforeValidator
 from pydantic.dataclasses import dataclass
 
 from rlkit.jobs.config import Config, Size
-from rlkit.jobs.run_writer import new_run_dir
 from rlkit.jobs.runs import Run, load_run
 from rlkit.samplers.base import SamplingParams
 from rlkit.support.checks import hint, shown, unusable_path
 from rlkit.support.console import plain_console
 from rlkit.support.fields import STRICT, Checked, Real, Text, Whole, collected, given, say, unknown
 from rlkit.support.models import model_location
+from rlkit.support.text import visible
 from rlkit.tasks.prompts import load_prompt
 
 _REMEMBERED = "_rlkit_parameter_names"
@@ -53,35 +50,6 @@ def parameters(namespace: dict[str, Any]) -> dict[str, Any]:
         visible = (name for name in plain if not name.startswith(("_", "PAPERMILL_")))
         namespace[_REMEMBERED] = [name for name in visible if name not in hidden]
     return {name: namespace[name] for name in namespace[_REMEMBERED] if name in namespace}
-
-
-@contextmanager
-def resumable(config: Config, values: Mapping[str, Any]) -> Iterator[Config]:
-    """Prints where the run lies before it starts and, should it stop, the command that goes on with it.
-
-    ``with resumable(config, values) as config: run = train(config)``, where ``values`` are the job's
-    parameters. The config comes back with its ``run_dir``, a new folder under runs/ unless one was given. An
-    error (or an interrupt) passes through, so that the job fails; what was written stays.
-    """
-    if config.run_dir is None and not config.dry_run:
-        folder = new_run_dir(config.preset, config.algo, config.seed)
-        config = dataclasses.replace(config, run_dir=str(folder))
-    if not config.dry_run:
-        print(f"run folder: {config.run_dir}", flush=True)
-    try:
-        yield config
-    except BaseException:
-        if config.run_dir and (Path(config.run_dir) / "config.json").is_file():
-            left_out = ("run_dir", "resume", "dry_run")
-            stated = {k: v for k, v in values.items() if v is not None and k not in left_out}
-            stated |= {"run_dir": config.run_dir, "resume": True}
-            arguments = " ".join(f"-p {name} {shlex.quote(str(value))}" for name, value in stated.items())
-            line = (
-                f"The run stopped. What it wrote is in {config.run_dir}; go on from its last checkpoint with"
-            )
-            command = f"  papermill notebooks/train.ipynb runs/resumed.ipynb {arguments}"
-            print(line, command, sep="\n", file=sys.stderr, flush=True)
-        raise
 
 
 def _names(value) -> tuple[str, ...]:
@@ -285,11 +253,11 @@ def print_responses(rows: pd.DataFrame, n: int = 3) -> None:
         asked = row.get("question") or row["prompt"].split("User:")[-1].split("\nAssistant:")[0]
         if asked != question:
             question = asked
-            print(f"{'=' * 100}\nQ: {question.strip()}   [right: {row['gold']}]\n")
+            print(visible(f"{'=' * 100}\nQ: {question.strip()}   [right: {row['gold']}]\n"))
         columns = {"format": "format_reward", "answer": "answer_reward", "advantage": "advantage"}
         found = {name: row.get(column, math.nan) for name, column in columns.items()}
         marks = {name: value for name, value in found.items() if math.isfinite(value)}
         verdict = ", ".join(f"{k} {v:+.2f}" if k == "advantage" else f"{k} {v:.0f}" for k, v in marks.items())
-        print(f"A: {row['response'].strip()}", f"  [{verdict}]\n" if verdict else "\n")
+        print(visible(f"A: {row['response'].strip()}"), f"  [{verdict}]\n" if verdict else "\n")
     if not len(rows):
         print("(none)")

@@ -19,6 +19,8 @@ from transformers import AutoTokenizer
 from rlkit.advantages import BASELINES, NORMALIZERS
 from rlkit.algorithms import get_algorithm
 from rlkit.jobs.memory import BYTES, memory_estimate, memory_peak, model_shape, shape_of, shape_with_lora
+from rlkit.jobs.record import continued, earlier_run, run_record
+from rlkit.jobs.run_writer import runs_folder
 from rlkit.jobs.sinks import check_sink
 from rlkit.losses import LOSS_NORMALIZATIONS, REWEIGHTINGS
 from rlkit.samplers.vllm.find import (
@@ -78,7 +80,7 @@ def plan(
     """Check all that can be checked without training, and estimate the rest.
 
     model, tokenizer: to be trained in place of ``config.model``. own_sampler: False where a sampler is given
-    to ``train``, which then makes none. problems: in place of the dataset's.
+    to ``train``, which then makes none. problems: in place of the dataset's, (to train on, to evaluate on).
 
     Returns a dict: ok (nothing stands in the way), errors and warnings (lists of lines), memory (bytes by
     part), memory_total, memory_free, device, prompt_tokens (longest, mean), tokens (upper bounds for the
@@ -120,6 +122,7 @@ def plan(
         )
     page.lines.append("versions: " + ", ".join(versions))
     page.attempt("sink", check_sink, c.sink)
+    page.warnings += without_effect(config, algorithm)
 
     found = {"memory": {}, "memory_total": 0, "memory_free": free_memory(device), "device": str(device)}
     found |= {"prompt_tokens": {}, "tokens": {}, "seconds": None, "disk": 0}
@@ -128,7 +131,9 @@ def plan(
         n_val = max(c.n_val, c.n_val_final)
         load = partial(load_problems, **columns)
         problems = page.attempt("n_train", load, c.dataset, "train", c.n_train) or []
-        problems += page.attempt("n_val", load, c.dataset, "validation", n_val) or []
+        val_problems = page.attempt("n_val", load, c.dataset, "validation", n_val) or []
+    else:
+        problems, val_problems = problems
     shape = None
     if model is None:
         location = page.attempt("model", model_location, c.model)
@@ -144,10 +149,8 @@ def plan(
     if tokenizer and prompt:
         prompt = page.attempt("prompt", prompt.for_tokenizer, tokenizer)
     if tokenizer and prompt and problems:
-        by_length = sorted(problems, key=lambda problem: len(problem.question))  # the rest is not tokenised
-        lengths = prompt_lengths(tokenizer, by_length[:: 1 + len(by_length) // 512], prompt)
-        lengths["longest"] = prompt_lengths(tokenizer, by_length[-64:], prompt)["longest"]
-        found["prompt_tokens"] = lengths
+        room = shape["positions"] - c.max_tokens if shape else 10**9
+        lengths = found["prompt_tokens"] = lengths_of_all(tokenizer, problems, val_problems, prompt, room)
         average = f"{lengths['mean']:.0f} tokens on average, {lengths['longest']} at most"
         page.lines.append(f"prompt {prompt.name}: {average}; {c.max_tokens} new ones")
     if shape:
@@ -158,18 +161,46 @@ def plan(
         if install:
             weights = shape["parameters"] * BYTES[compute]
             page.errors += server_shortages(weights, install, device)
-    if c.run_dir is not None and (why := unusable_folder(c.run_dir)):
-        page.refuse(f"run_dir: got {shown(c.run_dir)}, expected a folder to write to ({why})")
-    goes, disk = Path(c.run_dir or "runs"), f"about {_size(found['disk'])}"
+    if c.run_dir is not None:
+        page.attempt("run_dir", check_folder, c, algorithm)
+    goes, disk = Path(c.run_dir or runs_folder()), f"about {_size(found['disk'])}"
     above = goes.expanduser().absolute()
     folder = next(folder for folder in (above, *above.parents) if folder.is_dir())
     free = shutil.disk_usage(folder).free
-    page.lines.append(f"disk: {disk} for checkpoints and weights, {_size(free)} free where {goes} goes")
+    page.lines.append(
+        f"disk: {disk} for checkpoints and weights, {_size(free)} free where {c.run_dir or 'runs'} goes"
+    )
     if found["disk"] > free:
         needs = f"needs {disk} in {folder}, {_size(free)} free"
         page.refuse(f"run_dir: {needs}: try another run_dir, or checkpoint_every=0")
     said = {"errors": page.errors, "warnings": page.warnings, "text": str(page)}
     return {"ok": not page.errors} | said | found
+
+
+def without_effect(config, algorithm) -> list[str]:
+    """A line for each setting that this algorithm, or this machine, makes nothing of."""
+    clips = algorithm.importance_reweighting_method not in ("none", "noclip")
+    constant, cores = algorithm.loss_normalization == "constant", os.cpu_count() or 1
+    idle = {
+        "cliprange": not clips,
+        "cliprange_high": not clips,
+        "normalization_constant": not constant and not callable(algorithm.loss_normalization),
+    }
+    lines = [
+        f"{name}: {getattr(config, name)} has no effect with {algorithm.name!r}"
+        for name, applies in idle.items()
+        if applies and getattr(config, name) is not None
+    ]
+    return lines + [f"threads: {config.threads} on {cores} cores"] * (config.threads > cores)
+
+
+def check_folder(config, algorithm) -> None:
+    """ValueError unless this run may write to its folder: a new one, or one whose run it may go on with."""
+    if why := unusable_folder(config.run_dir):
+        raise ValueError(f"run_dir: got {shown(config.run_dir)}, expected a folder to write to ({why})")
+    path = Path(config.run_dir).expanduser().absolute()
+    if recorded := earlier_run(path, config.resume):
+        continued(recorded, run_record(config, algorithm), path)
 
 
 def check_ranks(n: int, with_server: bool, device) -> None:
@@ -250,6 +281,18 @@ def prompt_lengths(tokenizer, problems, prompt) -> dict:
     texts = [prompt.fill(problem.question) for problem in problems]
     counts = [len(ids) for ids in encode_prompts(texts, tokenizer)]
     return {"longest": max(counts), "mean": sum(counts) / len(counts)}
+
+
+def lengths_of_all(tokenizer, train_problems, val_problems, prompt, room: int) -> dict:
+    """``prompt_lengths`` of a run: the mean from some, the longest from all that is evaluated and the longest
+    texts that are trained on; from all of these, too, where twice that would not fit into ``room``
+    tokens."""
+    by_length = sorted(train_problems, key=lambda problem: len(problem.question.encode()))
+    found = prompt_lengths(tokenizer, by_length[:: 1 + len(by_length) // 512], prompt)
+    longest = prompt_lengths(tokenizer, [*by_length[-64:], *val_problems], prompt)["longest"]
+    if longest <= room < 2 * longest:
+        longest = max(longest, prompt_lengths(tokenizer, by_length, prompt)["longest"])
+    return found | {"longest": max(longest, found["longest"])}
 
 
 def _open_model(name: str, location: str):

@@ -1,43 +1,66 @@
 """Writing a run's folder so that a kill loses nothing.
 
-A step's line is written before its checkpoint, and a checkpoint appears under its name only when it is whole.
-So after a kill at any moment the last checkpoint is good, and what was logged after it is cut off before the
-run goes on.
+A step's line is written before its checkpoint, and a checkpoint appears under its name only when it is whole,
+with checksums. So after a kill at any moment the last checkpoint is good, and what was logged after it is put
+aside before the run goes on. Nothing is ever deleted to go on: only a checkpoint that its checksums prove
+damaged is stepped over.
 """
 
-import json
+import errno
 import math
 import os
 import shutil
 import time
-from dataclasses import asdict, fields
-from hashlib import sha256
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+
+from filelock import FileLock, Timeout
 
 from rlkit.jobs import sharding
 from rlkit.jobs.metrics import METRICS
-from rlkit.jobs.provenance import provenance
-from rlkit.jobs.runs import Run, checkpoints
+from rlkit.jobs.record import continued, earlier_run, run_record
+from rlkit.jobs.runs import Run, checkpoints, steps_missing
 from rlkit.support.checks import shown
-from rlkit.support.files import as_jsonl, fresh_folder, publish, read_jsonl, write_json, write_text
+from rlkit.support.files import (
+    GrowingFile,
+    as_jsonl,
+    damage,
+    fresh_folder,
+    publish,
+    read_jsonl,
+    write_checksums,
+    write_json,
+    write_text,
+)
 from rlkit.support.ranks import ALONE, Ranks
 
-# what may differ when a run goes on; n_steps may grow
-_MAY_CHANGE = set(
-    "resume run_dir sink dry_run checkpoint_every n_steps n_gpus device weight_sync check_memory".split()
-)
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
+LOGS = ("metrics.jsonl", "rollouts.jsonl")
 
 
 class RunWriter:
     """The open folder of a run that is being trained. ``open_run`` makes one.
 
-    Of several ranks only the first writes lines and the final model; all write and read checkpoints.
+    Of several ranks only the first writes lines and the final model; all write and read checkpoints. What the
+    disk refuses (it is full, the folder is gone) is one OSError that says what is kept.
     """
 
     def __init__(self, path: Path, ranks: Ranks = ALONE):
         self.path, self.ranks, self._files = path, ranks, {}
-        self._lock: IO | None = None
+        self._open = ExitStack()
+
+    @contextmanager
+    def _writing(self):
+        try:
+            yield
+        except OSError as error:
+            left = list(checkpoints(self.path))
+            kept = f"its checkpoint {left[-1].name} is kept" if left else "it has no checkpoint yet"
+            what = error.strerror or str(error)
+            if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", None)):
+                what = f"{what}: {shutil.disk_usage(self.path).free / 1e6:.0f} MB free"
+            line = f"run_dir: {str(self.path)!r} cannot be written to ({what}); the run stops, {kept}"
+            raise OSError(f"{line}, and resume=True goes on with it once that is mended") from error
 
     def log(self, row: dict) -> None:
         """One line of metrics.jsonl, on disk when this returns. What is not finite or None is left out."""
@@ -52,72 +75,87 @@ class RunWriter:
     def _append(self, name, rows):
         if not self.ranks.first:
             return
-        if name not in self._files:
-            self._files[name] = open(self.path / name, "a", encoding="utf-8")
-        self._files[name].write(as_jsonl(rows))
-        self._files[name].flush()
+        with self._writing():
+            if name not in self._files:
+                self._files[name] = GrowingFile(self.path / name)
+                self._open.callback(self._files[name].close)
+            self._files[name].add(as_jsonl(rows))
 
     def save_checkpoint(self, step: int, model, optimizer, scaler=None) -> None:
-        """checkpoints/step-*/state.pt, whole or not at all; the two latest are kept."""
-        import torch
-
-        from rlkit.support.adapters import trained_state
-
-        for file in self._files.values():
-            os.fsync(file.fileno())
+        """checkpoints/step-*/state.pt and its checksum, whole or not at all; the two latest are kept."""
         target = self.path / "checkpoints" / f"step-{step:06d}"
         if self.ranks.from_first(target.is_dir):
             return
         partial = target.with_name(f".partial-{target.name}")
-        if self.ranks.size > 1:
-            self.ranks.from_first(lambda: fresh_folder(partial) and None)
-            sharding.save(partial, step, model, optimizer)
-        else:
-            fresh_folder(partial)
-            state = {"step": step, "model": trained_state(model), "optimizer": optimizer.state_dict()}
-            with open(partial / "state.pt", "wb") as file:
-                torch.save(state | ({"scaler": scaler.state_dict()} if scaler else {}), file)
-                file.flush()
-                os.fsync(file.fileno())
-        if self.ranks.first:
-            publish(partial, target)
-            self._prune_checkpoints(keep=2)
+        with self._writing():
+            for file in self._files.values():
+                file.sync()
+            try:
+                if self.ranks.size > 1:
+                    self.ranks.from_first(lambda: fresh_folder(partial) and None)
+                    sharding.save(partial, step, model, optimizer)
+                else:
+                    save_state(fresh_folder(partial) / "state.pt", step, model, optimizer, scaler)
+                if self.ranks.first:
+                    write_checksums(partial)
+                    publish(partial, target)
+                    self._prune_checkpoints(keep=2)
+            except BaseException:  # room for what matters more
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
 
     def _prune_checkpoints(self, keep: int) -> None:
         for folder in checkpoints(self.path)[:-keep]:
             shutil.rmtree(folder)
 
-    def restore(self, model, optimizer, scaler=None) -> int:
-        """Load the last checkpoint and cut the logs back to it. Returns its step, or -1 if there is none."""
+    def restore(self, model, optimizer, scaler=None, allow_gaps=False) -> int:
+        """Load the last checkpoint and cut the logs back to it. Returns its step, or -1 if there is none.
+
+        A checkpoint that is not as it was written is renamed and the one before it taken. ValueError if none
+        is whole or if the log lacks steps (unless ``allow_gaps``); any other error is raised as it is.
+        """
         import torch
 
         from rlkit.support.adapters import load_trained_state
 
-        if self.ranks.first:
-            for leftover in (self.path / "checkpoints").glob(".partial-*"):
-                shutil.rmtree(leftover)
-        step, device = -1, next(model.parameters()).device
-        for folder in reversed(self.ranks.from_first(lambda: checkpoints(self.path))):
-            if self.ranks.size > 1 or not (folder / "state.pt").exists():
-                step = sharding.load(folder, model, optimizer)
-                break
-            try:
-                state = torch.load(folder / "state.pt", map_location=device, weights_only=True)
-            except Exception as error:  # damaged on disk, in whatever way: the one before it may be whole
-                line = f"cannot be read ({type(error).__name__}), trying the checkpoint before it"
-                print(f"{folder}: {line}", flush=True)
-                shutil.rmtree(folder)
-                continue
+        folder, step = self.ranks.from_first(self._last_whole), -1
+        if folder is not None and (self.ranks.size > 1 or not (folder / "state.pt").exists()):
+            step = sharding.load(folder, model, optimizer)
+        elif folder is not None:
+            device = next(model.parameters()).device
+            state = torch.load(folder / "state.pt", map_location=device, weights_only=True)
             load_trained_state(model, state["model"])
             optimizer.load_state_dict(state["optimizer"])
             if scaler:
                 scaler.load_state_dict(state.get("scaler", {}))
             step = state["step"]
-            break
-        for name in ("metrics.jsonl", "rollouts.jsonl") if self.ranks.first else ():
-            rows = read_jsonl(self.path / name, growing=True)
-            write_text(self.path / name, as_jsonl(row for row in rows if row["step"] <= step))
+        if self.ranks.first:
+            missing = steps_missing(read_jsonl(self.path / "metrics.jsonl", growing=True), step)
+            if missing and not allow_gaps:
+                what = f"{str(self.path / 'metrics.jsonl')!r} lacks the lines of {missing}"
+                raise ValueError(f"resume: {what}; expected a whole log, or allow_changes=True")
+            with self._writing():
+                for name in LOGS:
+                    put_aside_after(self.path / name, step)
         return step
+
+    def _last_whole(self) -> Path | None:
+        """The newest checkpoint that its checksums find whole; damaged ones after it are renamed."""
+        damaged = {}
+        for folder in reversed(found := checkpoints(self.path)):
+            if not (damaged_how := damage(folder)):
+                for bad, how in damaged.items():
+                    aside = bad.with_name(f"damaged-{bad.name}-{time.time_ns()}")
+                    print(f"{bad}: damaged ({how}), kept as {aside.name}; {folder.name} is taken", flush=True)
+                    bad.rename(aside)
+                return folder
+            damaged[folder] = damaged_how
+        if found:
+            raise ValueError(
+                f"resume: no checkpoint in {str(self.path)!r} is as it was written; expected a whole one, or "
+                "a new run_dir"
+            )
+        return None
 
     def finish(self, step: int, model, tokenizer) -> None:
         """The final weights into model/, a LoRA into adapter/, then the note that the run is finished."""
@@ -133,136 +171,156 @@ class RunWriter:
             shutil.rmtree(self.path / name, ignore_errors=True)
             publish(partial, self.path / name)
 
-        if adapter_of(model) is not None:
-            put("adapter")
-        with merged(model):
-            put("model")
+        with self._writing():
+            if adapter_of(model) is not None:
+                put("adapter")
+            with merged(model):
+                put("model")
+            for file in self._files.values():
+                file.add("")  # as it was written?
         self.note(finished_step=step)
         self._prune_checkpoints(keep=1)
 
     def note(self, **values) -> None:
         """Further entries of config.json."""
         if self.ranks.first:
-            write_json(self.path / "config.json", Run(self.path).config | values)
+            with self._writing():
+                write_json(self.path / "config.json", Run(self.path).config | values)
+
+    def note_weights(self, weights: str, allow_changes: bool) -> None:
+        """The hash of the base model's weights. ValueError if the run began with others."""
+        if self.ranks.first:
+            inputs = Run(self.path).config["inputs"]
+            if inputs.get("weights", weights) != weights and not allow_changes:
+                raise ValueError(
+                    f"model: its weights are not those that the run in {str(self.path)!r} began with; "
+                    "expected these (loaded anew, if it was trained in place), or allow_changes=True"
+                )
+            self.note(inputs=inputs | {"weights": weights})
 
     def close(self) -> None:
-        for file in (*self._files.values(), self._lock):
-            if file is not None:
-                file.close()
-        self._files, self._lock = {}, None
+        self._files = {}
+        self._open.close()
 
 
-def open_run(config, algorithm, ranks: Ranks = ALONE, problems=None) -> RunWriter:
+def save_state(path: Path, step: int, model, optimizer, scaler=None) -> None:
+    """What a run goes on from, in one file. OSError if the disk refuses it, which torch tells otherwise."""
+    import torch
+
+    from rlkit.support.adapters import trained_state
+
+    state = {"step": step, "model": trained_state(model), "optimizer": optimizer.state_dict()}
+    with open(path, "wb") as file:
+        refused = []
+
+        class Told:
+            def write(self, data):
+                try:
+                    return file.write(data)
+                except OSError as error:
+                    refused.append(error)
+                    raise
+
+            def flush(self):
+                file.flush()
+
+        try:
+            torch.save(state | ({"scaler": scaler.state_dict()} if scaler else {}), Told())  # pyright: ignore
+        except RuntimeError as error:
+            raise (refused or [error])[0] from None
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def put_aside_after(path: Path, step: int) -> None:
+    """Cut a log back to a step; later lines, which come again, go to superseded-<name>."""
+    rows = read_jsonl(path, growing=True)
+    later = [row for row in rows if row["step"] > step]
+    if later:
+        aside = path.with_name(f"superseded-{path.name}")
+        write_text(aside, as_jsonl([*read_jsonl(aside, growing=True), *later]))
+    write_text(path, as_jsonl(row for row in rows if row["step"] <= step))
+
+
+def open_run(config, algorithm, ranks: Ranks = ALONE, inputs: dict | None = None) -> RunWriter:
     """The folder for this (resolved) config: a new one, or with ``resume`` one to go on with.
 
-    Raises ValueError if the folder is in use or cannot be written to, if it holds a run and ``resume`` is
-    off, or if ``resume`` is on and the run there was made with other values (named one by one; n_steps may
-    grow).
+    inputs: hashes of what the run learns from, by ``inputs_of``.
+
+    Raises ValueError if the folder is in use, cannot be written to or holds links (a received one's might
+    lead anywhere), if it holds a run and ``resume`` is off, or if ``resume`` is on and there is no run or one
+    made with other values (named one by one; n_steps may grow).
     """
     if not ranks.first:
         return RunWriter(ranks.from_first(None), ranks)
     if config.run_dir is None:
-        path = new_run_dir(config.preset, algorithm.name, config.seed)
+        path = claim_run_dir(config.preset, algorithm.name, config.seed)
     else:
-        path = Path(os.path.expanduser(config.run_dir))
+        path = Path(os.path.expanduser(config.run_dir)).absolute()
+    writer = RunWriter(path, ranks)
     try:
-        record = _record(path, config, algorithm, problems)
         path.mkdir(parents=True, exist_ok=True)
-        writer = RunWriter(path, ranks)
-        writer._lock = _lock(path)
+        refuse_links(path)
+        writer._open.callback(_locked(path).release)
+        recorded, record = earlier_run(path, config.resume), run_record(config, algorithm, inputs)
+        record = record if recorded is None else continued(recorded, record, path)
         (path / "checkpoints").mkdir(exist_ok=True)
+        for leftover in (
+            *path.glob(".partial-*"),
+            *path.glob("checkpoints/.partial-*"),
+            *path.glob(".try-*"),
+        ):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         if record.get("finished_step", -1) < config.n_steps:
             write_json(path / "config.json", record)
-        ranks.from_first(lambda: path)
-        return writer
     except OSError as error:
+        writer.close()
         what = f"got {shown(str(path))}, expected a folder that can be written to"
         raise ValueError(f"run_dir: {what} ({error.strerror or error})") from error
+    except BaseException:
+        writer.close()
+        raise
+    ranks.from_first(lambda: path)
+    return writer
 
 
-def _record(path: Path, config, algorithm, problems) -> dict:
-    """What this run's config.json will hold; ValueError if the folder's results are another run's."""
-    files = ("metrics.jsonl", "model")
-    used = [name for name in files if (path / name).exists() and (path / name).stat().st_size]
-    used += (
-        ["checkpoints"] if checkpoints(path) else []
-    )  # a run that failed before any result counts for nothing
-    what = f"run_dir: {str(path)!r}"
-    if used and not config.resume:
-        expected = "expected a new folder, or resume=True to go on with it"
-        raise ValueError(f"{what} already holds a run ({', '.join(used)}); {expected}")
-    wanted: dict[str, Any] = run_record(config, algorithm) | {"problems": digest_of(problems)}
-    if not used:
-        if config.resume:
-            print(f"{path}: nothing to go on with, the run starts from the base model", flush=True)
-        return wanted
-    if not (path / "config.json").exists():
-        expected = "so what it holds is not known; expected a run's folder or a new one"
-        raise ValueError(f"{what} has {', '.join(used)} but no config.json, {expected}")
-    recorded = Run(path).config
-    _check_same(recorded, wanted, path)
-    resumed = [*recorded.get("resumed", []), wanted["provenance"]["started"]]
-    return recorded | {name: wanted[name] for name in _MAY_CHANGE - {"run_dir"}} | {"resumed": resumed}
+def refuse_links(path: Path) -> None:
+    for entry in (*path.iterdir(), *path.glob("checkpoints/*")):
+        if entry.is_symlink():
+            raise ValueError(f"run_dir: {str(entry)!r} is a link; expected a run's own files and folders")
 
 
-def run_record(config, algorithm) -> dict:
-    """What config.json holds: the fields, the algorithm, and where, when and with what the run was made."""
-    parts = {f.name: getattr(algorithm, f.name) for f in fields(algorithm)}
-    parts |= {"cliprange": list(algorithm.cliprange)} if isinstance(algorithm.cliprange, tuple) else {}
-    rule = {name: function_name(part) if callable(part) else part for name, part in parts.items()}
-    return asdict(config) | {"algorithm": rule, "provenance": provenance()}
+def runs_folder() -> Path:
+    """Where new runs go: runs/ of the checkout that the working directory is in, else of that directory."""
+    checkout = Path(__file__).resolve().parents[2]
+    inside = (checkout / "notebooks").is_dir() and Path.cwd().resolve().is_relative_to(checkout)
+    return (checkout if inside else Path.cwd()) / "runs"
 
 
-def digest_of(problems) -> str | None:
-    """How many problems of one's own, and a hash of (training problems, validation problems); None for none.
-
-    What it tells apart: questions, answers, their order, and which of the two lists they are in.
-    """
-    if problems is None:
-        return None
-    texts = [[(p.question, p.answer) for p in part or []] for part in problems]
-    return f"{sum(map(len, texts))}, sha256 {sha256(json.dumps(texts).encode()).hexdigest()[:16]}"
-
-
-def function_name(function) -> str:
-    """The module and name of a function; of its class for a callable object."""
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
-
-
-def _check_same(recorded: dict, wanted: dict, path: Path) -> None:
-    fixed = [name for name in wanted if name in recorded and name not in _MAY_CHANGE | {"provenance"}]
-    other = [name for name in fixed if recorded[name] != wanted[name]]
-    what = f"the run in {str(path)!r} was made"
-    if other:
-        values = ", ".join(f"{name} (there {recorded[name]!r}, now {wanted[name]!r})" for name in other)
-        expected = "expected the same ones, or a new run_dir"
-        raise ValueError(f"resume: {what} with other values: {values}; {expected}")
-    there, now = recorded["n_steps"], wanted["n_steps"]
-    if now != there and wanted["lr_schedule"] != "constant":
-        what += f" for {there}, and the learning rate falls to 0 after them"
-        raise ValueError(f"n_steps: got {now}, but {what}; expected {there}")
-    if now < there:
-        raise ValueError(f"n_steps: got {now}, but {what} for {there}; expected at least that")
-
-
-def new_run_dir(preset: str, algo: str, seed: int) -> Path:
-    """A name under runs/ that is not taken: preset, algorithm, seed and the time."""
+def claim_run_dir(preset: str, algo: str, seed: int) -> Path:
+    """A new folder under runs/, made here, so that no other start has it: preset, algorithm, seed, time."""
     stem = f"{preset}-{algo}-seed{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = (Path("runs") / f"{stem}{suffix}" for suffix in ("", *(f"-{i}" for i in range(2, 1000))))
-    return next(name for name in names if not name.exists())
+    runs_folder().mkdir(parents=True, exist_ok=True)
+    for suffix in ("", *(f"-{i}" for i in range(2, 10000))):
+        try:
+            (path := runs_folder() / f"{stem}{suffix}").mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise ValueError(f"run_dir: ten thousand runs began as {stem} this second; expected a name of your own")
 
 
-def _lock(path: Path):
-    """An exclusive lock that the system drops with the process, however that ends."""
+def _locked(path: Path) -> FileLock:
+    """An exclusive lock that the system drops with the process, however that ends. Where the file system has
+    no locks, one line says so and nothing is held."""
+    lock = FileLock(path / ".lock", timeout=0, thread_local=False, fallback_to_soft=False)
     try:
-        import fcntl
-    except ImportError:  # Windows
-        return None
-    file = open(path / ".lock", "w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
+        lock.acquire()
+    except Timeout:
         raise ValueError(f"run_dir: another process is writing to {str(path)!r}") from None
-    return file
+    except (OSError, NotImplementedError) as error:
+        if getattr(error, "errno", errno.ENOSYS) not in NO_LOCKS:
+            raise
+        why = f"this file system offers no locks ({getattr(error, 'strerror', '') or error})"
+        print(f"{path}: {why}: see that no second run writes here", flush=True)
+    return lock

@@ -114,6 +114,14 @@ def read_config(path) -> dict:
     return record
 
 
+def steps_missing(rows: list[dict], last: int) -> str:
+    """Which of the steps 1 to ``last`` have no line in a log; "" if all have one."""
+    lacking = sorted(set(range(1, last + 1)) - {row["step"] for row in rows})
+    if len(lacking) < 2:
+        return f"step {lacking[0]}" if lacking else ""
+    return f"{len(lacking)} steps from {lacking[0]} to {lacking[-1]}"
+
+
 def checkpoints(path) -> list[Path]:
     """The run's complete checkpoints, oldest first."""
     found = (p for p in (Path(path) / "checkpoints").glob("step-*") if p.is_dir())

@@ -6,6 +6,7 @@ from datetime import datetime
 
 import pandas as pd
 
+from rlkit.jobs.collapse import collapsed_at
 from rlkit.jobs.config import OFF_POLICY_TRAIN_ROWS, Config
 from rlkit.jobs.metrics import METRICS
 from rlkit.jobs.runs import Run
@@ -99,6 +100,9 @@ def _inequalities(groups: Mapping[str, Sequence[Run]], by: str) -> list[str]:
     everyone = [run for runs in groups.values() for run in runs]
     early = [f"{r.name} ({_last_step(r)} of {r.config['n_steps']})" for r in everyone if not _complete(r)]
     notes = [f"not at the last step, taken where they are: {', '.join(early)}"] if early else []
+    found = {run.name: collapsed_at(run.metrics.to_dict("records")) for run in everyone}
+    fallen = [f"{name} (step {at[0]}: {at[1]})" for name, at in found.items() if at]
+    notes += [f"collapsed, {len(fallen)} of {len(everyone)} runs: {', '.join(fallen)}"] if fallen else []
     for name, members in settings.items():
         if unequal := _listed(_differing(members, by)):
             notes.append(f"{name}: its runs differ in more than the seed: {unequal}")

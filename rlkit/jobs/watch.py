@@ -1,9 +1,11 @@
 """Warnings while a run trains: no learning signal, identical responses, sampler and trainer that disagree,
-weights that do not move."""
+weights that do not move, a collapse; and the end of a run whose gradient is never finite."""
 
 from collections.abc import Callable
 
 import torch
+
+from rlkit.jobs.collapse import WINDOW, collapse
 
 EMPTY_STEPS = 20  # steps in a row without a mixed group before a warning
 LARGE_GAP = 0.1  # mean nats between sampler and trainer; two bfloat16 computations differ by 0.002 to 0.03
@@ -12,6 +14,7 @@ GAP_STEPS = 20  # steps between two warnings about it
 IDENTICAL_STEPS = 5  # steps in a row in which most groups are one text repeated before a warning
 MOVED_STEPS = 4  # steps with a learning signal before the weights are looked at
 MOVED_SHARE = 0.1  # fewer changed weights than this share are worth a warning
+SKIPPED_STEPS = 20  # optimizer steps in a row that are left out before the run stops
 SAMPLED = 1000  # weights looked at of each tensor
 
 
@@ -19,13 +22,17 @@ class Watch:
     """``watch(step, row, n_prompts)``: a line to ``say`` where a step's metrics look wrong.
 
     weights: the trained parameters as they are at the start, or none: to see how many change at all.
+    history: the metrics of the steps before.
 
-    With a success rate of 1 in 1,000, most batches of 256 hold no right answer, so this warns and never stops
-    a run.
+    With a success rate of 1 in 1,000, most batches of 256 hold no right answer, so this warns. It stops a run
+    (RuntimeError) only after SKIPPED_STEPS optimizer steps in a row that could not be taken.
     """
 
-    def __init__(self, say: Callable[[str], None] = lambda text: print(text, flush=True), weights=()):
-        self.say, self.empty, self.identical, self.gaps = say, 0, 0, 0
+    def __init__(
+        self, say: Callable[[str], None] = lambda text: print(text, flush=True), weights=(), history=()
+    ):
+        self.say, self.empty, self.identical, self.gaps, self.skipped = say, 0, 0, 0, 0
+        self.history, self.collapses = list(history), 0
         self.weights, self.taught, self.start = list(weights), 0, sample_of(weights)
 
     def __call__(self, step: int, row: dict, n_prompts: int) -> None:
@@ -44,6 +51,15 @@ class Watch:
                 f"warning: step {step}: in most groups all responses are the same text, for {self.identical} "
                 f"steps ({row['groups_identical']} of {n_prompts} now): a fixed seed or a collapsed policy?"
             )
+        self.skips(step, row)
+        self.history.append(row | {"step": step})
+        if why := collapse(self.history):
+            row["collapsed"] = 1.0
+            if self.collapses % WINDOW == 0:
+                self.say(
+                    f"warning: step {step}: collapse: {why}; try a smaller lr, or fewer updates per batch"
+                )
+            self.collapses += 1
         self.taught += bool(row["rows_used"])
         if self.weights and self.taught == MOVED_STEPS:
             share = share_changed(self.start, sample_of(self.weights))
@@ -65,6 +81,20 @@ class Watch:
                     "this architecture wrongly"
                 )
             self.gaps += 1
+
+    def skips(self, step: int, row: dict) -> None:
+        """Tell the first skipped steps in a row, and stop after too many."""
+        skipped = row.get("skipped_steps", 0)
+        if skipped and not self.skipped:
+            steps = f"{skipped} of {row['optimizer_steps']} optimizer steps"
+            self.say(f"warning: step {step}: {steps} left out, the gradient was not finite")
+        self.skipped = self.skipped + skipped if skipped == row.get("optimizer_steps") else 0
+        if self.skipped >= SKIPPED_STEPS:
+            raise RuntimeError(
+                f"step {step}: the gradient was not finite in the last {self.skipped} optimizer steps, and "
+                "none of them was taken. A loss divided by a tiny constant, an overflow in half precision or "
+                "diverged weights do this: try a smaller lr, another normalization_constant, or bfloat16"
+            )
 
 
 def sample_of(parameters) -> torch.Tensor:

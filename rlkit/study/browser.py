@@ -28,6 +28,7 @@ from rlkit.losses import (
     token_ratio,
 )
 from rlkit.support.arguments import as_tensor, check_shape, named_function
+from rlkit.support.text import visible
 from rlkit.tokenization import tokenize_prompt_and_output
 
 COLOR_BY = {
@@ -232,8 +233,7 @@ def _legend(records, color_by, limit):
 
 def _shown(token):
     """The token's text with line breaks, tabs and control characters made visible; line breaks are kept."""
-    text = token["text"].replace("\n", "↵\n").replace("\t", "⇥")
-    return "".join(chr(0x2400 + ord(c)) if ord(c) < 32 and c != "\n" else c for c in text) or "▯"
+    return visible(token["text"].replace("\n", "↵\n").replace("\t", "⇥")) or "▯"
 
 
 def _headline(record):
@@ -279,7 +279,8 @@ def rollout_html(records, color_by="advantage", group=None) -> str:
         rewards = [r["reward"] for r in rows if r.get("reward") is not None]
         mean = f", mean reward {sum(rewards) / len(rewards):.3g}" if rewards else ""
         parts.append(
-            f"<details{'' if i else ' open'}><summary><b>group {g}</b>: {len(rows)} responses{mean}</summary>"
+            f"<details{'' if i else ' open'}><summary><b>group {escape(str(g))}</b>: {len(rows)} "
+            f"responses{mean}</summary>"
             f'<pre style="{PRE}">{"… " if start else ""}{escape(rows[0]["prompt"][start:])}</pre>'
         )
         parts += [
@@ -303,7 +304,7 @@ def _span(record, token, color_by, limit):
         text = f"<{tag}>{text}</{tag}>" if wanted else text
     return (
         f'<span style="background-color:{_color(_value(record, token, color_by), limit)}" '
-        f'title="{known}">{text}</span>'
+        f'title="{escape(known)}">{text}</span>'
     )
 
 

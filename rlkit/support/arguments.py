@@ -34,6 +34,12 @@ def check_number(name: str, value, test: Callable[[float], bool], expected: str)
         raise ValueError(f"{name}: got {shown(value)}, expected {expected}")
 
 
+def is_one_number(value) -> bool:
+    """Whether it is a number, or a tensor or array of one; NaN is one."""
+    count = value.numel() if isinstance(value, Tensor) else getattr(value, "size", 1)
+    return count == 1 and hasattr(value, "__float__")
+
+
 def check_count(name: str, value, expected: str = "an integer >= 1") -> None:
     """ValueError unless the value is an integer of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -46,6 +46,8 @@ def unusable_path(text: str) -> str:
     """Why this text cannot be a path; "" if it can."""
     if "\0" in text:
         return "it holds a NUL character"
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        return "it holds bytes that are no UTF-8"
     return f"it is {len(text)} characters long" if len(text) > LONGEST_PATH else ""
 
 

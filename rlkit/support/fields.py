@@ -26,12 +26,14 @@ def _plain_number(value):
     """Text becomes a number where it plainly is one (no spaces, not "nan"); a bool is not a number."""
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         return int(value) if value.lstrip("+-").isdigit() and len(value) < 20 else float(value)
-    if isinstance(value, (str, bool)):
+    if isinstance(value, (str, bytes, bool)) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool"):
         raise PydanticCustomError("not_a_number", "not a number")
     return value
 
 
 def _path_as_text(value):
+    if isinstance(value, bytes):
+        raise PydanticCustomError("string_type", "not text")
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
@@ -93,8 +95,9 @@ def collected(errors: list[str]):
 
 def given(values: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
     """The values without those of known names that are None, or text for it: they mean the default."""
-    unset = (None, "None", "null", "Null", "NULL", "~")
-    return {name: v for name, v in values.items() if name not in known or v not in unset}
+    unset = ("None", "null", "Null", "NULL", "~")
+    is_unset = lambda v: v is None or isinstance(v, str) and v in unset
+    return {name: v for name, v in values.items() if name not in known or not is_unset(v)}
 
 
 def _line(cls, error: Mapping, values: Mapping) -> str:

@@ -1,10 +1,12 @@
 """Reading JSONL, and writing files and folders so that a kill at any moment leaves a whole one or none."""
 
 import gzip
+import hashlib
 import json
 import os
 import shutil
 from codecs import BOM_UTF8
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -56,11 +58,41 @@ def write_json(path: Path, value) -> None:
 def write_text(path: Path, text: str) -> None:
     """A file, whole or not at all."""
     partial = path.with_name(f".partial-{path.name}")
-    with open(partial, "w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    partial.unlink(missing_ok=True)  # a leftover, or a link to somewhere else
+    try:
+        with open(partial, "xb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+class GrowingFile:
+    """A file that only this object writes to: texts are appended, each with the system when ``add`` returns.
+
+    OSError if they cannot be written, or if the file is no longer what was written: removed, cut, replaced.
+    """
+
+    def __init__(self, path: Path):
+        self.path, self.file = path, open(path, "ab", buffering=0)
+        self.size = self.file.tell()
+
+    def add(self, text: str) -> None:
+        left = memoryview(text.encode())
+        self.size += len(left)
+        while left:
+            left = left[self.file.write(left) :]
+        if not self.path.exists() or self.path.stat().st_size != self.size:
+            raise OSError(f"{self.path.name} was removed or changed meanwhile")
+
+    def sync(self) -> None:
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        self.file.close()
 
 
 def fresh_folder(folder: Path) -> Path:
@@ -71,11 +103,35 @@ def fresh_folder(folder: Path) -> Path:
 
 
 def publish(partial: Path, target: Path) -> None:
-    """Give a finished folder its name, and make the rename itself durable."""
+    """Give a finished folder its name, and make the rename itself durable where the file system can."""
     os.rename(partial, target)
-    try:
+    with suppress(OSError):  # Windows opens no folders, and some network file systems sync none
         descriptor = os.open(target.parent, os.O_RDONLY)
-    except OSError:  # Windows opens no folders
-        return
-    os.fsync(descriptor)
-    os.close(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+CHECKSUMS = "checksums.json"
+
+
+def write_checksums(folder: Path) -> None:
+    """The SHA-256 of each file in the folder, into its checksums.json."""
+    write_json(folder / CHECKSUMS, {path.name: _sha256(path) for path in sorted(folder.iterdir())})
+
+
+def damage(folder: Path) -> str:
+    """What is not as it was written, by the folder's checksums; "" if all is."""
+    wanted = json.loads((folder / CHECKSUMS).read_bytes())
+    for name, sha in wanted.items():
+        if not (folder / name).exists():
+            return f"{name} is missing"
+        if _sha256(folder / name) != sha:
+            return f"{name} is not as it was written"
+    return ""
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,7 +9,8 @@ def group_statistics(rewards: Rewards, advantages: Rewards) -> dict:
     """The groups in plain numbers.
 
     reward_mean, reward_std (over the batch, 0 for one row), reward_min, reward_max; the counts
-    groups_all_right (every reward >= 1), groups_all_wrong (every reward <= 0) and groups_mixed (the rest);
+    groups_all_right (every reward >= 1), groups_all_wrong (every reward <= 0) and groups_mixed (rewards that
+    differ, the only groups with a signal under a mean baseline; graded rewards may be equal and neither);
     zero_advantage_share; pass_at_k, whose entry k - 1 is the unbiased estimate of the chance that one of k
     responses has a reward >= 1.
     """
@@ -24,7 +25,7 @@ def group_statistics(rewards: Rewards, advantages: Rewards) -> dict:
         "reward_max": rewards.max().item(),
         "groups_all_right": all_right,
         "groups_all_wrong": all_wrong,
-        "groups_mixed": n_groups - all_right - all_wrong,
+        "groups_mixed": int((rewards != rewards[:, :1]).any(dim=1).sum()),
         "zero_advantage_share": (advantages == 0).double().mean().item(),
         "pass_at_k": [
             1 - sum(comb(w, k) for w in wrong) / (n_groups * comb(group_size, k))
@@ -95,5 +96,7 @@ def train_step_metrics(reports: list[dict], over_all_rows: bool) -> dict:
         row |= combine([{name: r[name]} for r in reports if name in r], [1.0] * len(reports))
     gaps = {name: reports[0].get(name) for name in ("logprob_gap_mean", "logprob_gap_max")}
     row |= gaps | {"rows_used": sum(r["rows_used"] for r in reports), "optimizer_steps": len(reports)}
+    if skipped := sum("grad_norm" not in r for r in reports):  # it was not finite
+        row["skipped_steps"] = skipped
     known = ("lr", "response_length")  # the whole rollout batch's
     return {k: v for k, v in row.items() if v is not None and not k.startswith("n_") and k not in known}

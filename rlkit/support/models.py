@@ -51,7 +51,7 @@ def load_model(
         print(f"attention: sdpa in place of {attn_implementation} ({reason})", flush=True)
     try:
         tokenizer = AutoTokenizer.from_pretrained(**where)
-        kinds = {"dtype": torch_dtype, "attn_implementation": attention}
+        kinds = {"dtype": torch_dtype, "attn_implementation": attention, "use_safetensors": True}
         with no_progress_bars():
             model = AutoModelForCausalLM.from_pretrained(**where, **kinds)
     except Exception as error:  # readers of weights, configs and tokenizers raise too many kinds to list
@@ -137,9 +137,13 @@ def model_location(name_or_path: str | Path) -> str:
 
 
 def revision_of(location: str) -> dict:
-    """``from_pretrained``'s arguments for a folder, or for a hub id that may end in @ and a revision."""
+    """``from_pretrained``'s arguments for a folder, or for a hub id that may end in @ and a revision.
+
+    A model is data: code that comes with it is never run.
+    """
     name, revision = hub_revision(location)
-    return {"pretrained_model_name_or_path": name} | ({"revision": revision} if revision else {})
+    data = {"pretrained_model_name_or_path": name, "trust_remote_code": False}
+    return data | ({"revision": revision} if revision else {})
 
 
 def check_device(device: str | None) -> torch.device:

@@ -7,10 +7,14 @@ import pandas as pd
 import torch
 
 from rlkit.samplers.base import Sampler, SamplingParams
+from rlkit.support.arguments import check_count
 from rlkit.support.stats import mean_se, pass_at_k
+from rlkit.support.text import visible
 from rlkit.tasks.problems import Problem
 from rlkit.tasks.prompts import Prompt
-from rlkit.tasks.rewards import grade_responses, truths_for
+from rlkit.tasks.rewards import REWARD_KEYS, grade_responses, truths_for
+
+pd.set_option("display.html.use_mathjax", False)  # "$5 and $6" in a response is no formula
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,8 @@ class Evaluation:
     by_steps: accuracy, accuracy_se, n_problems for each number of solution steps (empty if unknown).
     pass_at_k: {k: unbiased estimate}, k = 1, 2, 4, ... up to the samples per problem.
     rows: a DataFrame with one response a row: problem, sample, question, gold, n_steps, prompt, response,
-        reward, format_reward, answer_reward, length (tokens), finish_reason.
+        reward, format_reward, answer_reward, length (tokens), finish_reason, and reward_<key> for
+        each further key under which every response has a number.
     """
 
     n_problems: int
@@ -42,7 +47,7 @@ class Evaluation:
     def examples(self, format_reward: int, answer_reward: int, n: int = 10) -> pd.DataFrame:
         """The first ``n`` responses of one category, to read: is the parser or the model wrong?"""
         chosen = (self.rows.format_reward == format_reward) & (self.rows.answer_reward == answer_reward)
-        return self.rows.loc[chosen, ["question", "response", "gold"]].head(n)
+        return self.rows.loc[chosen, ["question", "response", "gold"]].head(n).map(visible)
 
 
 def evaluate(
@@ -69,8 +74,7 @@ def evaluate(
     """
     if not problems:
         raise ValueError("problems: got none, expected at least one problem")
-    if n_samples < 1:
-        raise ValueError(f"n_samples: got {n_samples}, expected a whole number >= 1")
+    check_count("n_samples", n_samples)
     options, grade = {"fast": fast} if reward_fn is None else {}, reward_fn or prompt.reward_fn
     sampling |= {"temperature": temperature, "stop": tuple(prompt.stop), "seed": seed}
     prompt = prompt.for_tokenizer(getattr(sampler, "tokenizer", None))
@@ -79,9 +83,8 @@ def evaluate(
     responses = [completion.text for completions in groups for completion in completions]
     truths = [t for t, completions in zip(truths_for(grade, problems), groups) for _ in completions]
     graded = grade_responses(partial(grade, **options), responses, truths, torch.float64)
-    names = ("reward", "format_reward", "answer_reward")
-    columns = [graded.get(name, graded["reward"]).tolist() for name in names]
-    rewards = (dict(zip(names, values)) for values in zip(*columns))
+    graded = {name: graded["reward"] for name in REWARD_KEYS} | graded
+    rewards = (dict(zip(graded, values)) for values in zip(*(column.tolist() for column in graded.values())))
     rows = []
     for i, (problem, text, completions) in enumerate(zip(problems, texts, groups)):
         asked = {

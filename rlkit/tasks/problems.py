@@ -3,13 +3,16 @@ problems."""
 
 import math
 import os
+import re
 from pathlib import Path
 
 from rlkit.support.checks import first_line, hub_revision, missing_folder, shown, unusable_path
 from rlkit.support.files import read_jsonl
+from rlkit.tasks.grading import last_boxed
 from rlkit.tasks.problem import Problem, check_n
 
-_SPLITS = {"train": ("train",), "validation": ("test", "validation"), "test": ("test", "validation")}
+_SPLITS = {"train": ("train",), "validation": ("validation", "test"), "test": ("test", "validation")}
+_ON_HUB = {"train": "train", "validation": "test", "test": "test"}
 
 
 def load_problems(
@@ -20,13 +23,14 @@ def load_problems(
     question_column: str = "question",
     answer_column: str = "answer",
 ) -> list[Problem]:
-    """The first ``n`` problems of a split ("train" or "validation"); n=None is all of them, n=0 none.
+    r"""The first ``n`` problems of a split ("train" or "validation"); n=None is all of them, n=0 none.
 
     dataset: "laptop" (generated; ``seed`` picks which problems, all of them are 6400 and 512), or questions
         and answers as a hub id ("openai/gsm8k", or one with "@revision" behind it) or a folder with
-        train.jsonl and test.jsonl (or validation.jsonl), where the test set serves as validation.
+        train.jsonl and test.jsonl, where the test set serves as validation unless there is a
+        validation.jsonl.
     question_column, answer_column: their names there. The gold answer is a number, what stands after ``####``
-        (as in GSM8K), or else the whole text.
+        (as in GSM8K), what stands in the last ``\boxed{}`` (as in MATH), or else the whole text.
     """
     if dataset == "laptop":
         from rlkit.laptop.problems import generate_problems
@@ -53,7 +57,7 @@ def _load_table(source, split: str, n: int | None, question_column: str, answer_
         raise ValueError(f"dataset: got {shown(source)}, expected 'laptop', a hub id or a folder")
     names, folder = _SPLITS[split], Path(os.path.expanduser(source))
     here = os.path.isdir(folder)
-    name = next((name for name in names if here and os.path.isfile(folder / f"{name}.jsonl")), names[0])
+    name = next((name for name in names if here and os.path.isfile(folder / f"{name}.jsonl")), _ON_HUB[split])
     path = folder / f"{name}.jsonl"
     if here and not os.path.isfile(path):
         expected = "expected train.jsonl and test.jsonl in it"
@@ -87,10 +91,11 @@ def _line_of_row(path: Path, row: int) -> int:
 
 
 def gold_of(answer) -> str:
-    """A gold answer as text: of a worked answer what follows its last ``####``, else all of it; 42.0 is 42.
+    r"""A gold answer as text: of a worked answer what follows its last ``####`` (GSM8K) or stands in its last
+    ``\boxed{}`` (MATH), else all of it; 42.0 is 42.
 
-    >>> gold_of("so 6 * 7 = 42 #### 42"), gold_of(" (1, 2) "), gold_of(4.5), gold_of(42.0)
-    ('42', '(1, 2)', '4.5', '42')
+    >>> gold_of("so 6 * 7 = 42 #### 42"), gold_of(r"It is $\boxed{\frac12}$."), gold_of(" (1, 2) "), gold_of(42.0)
+    ('42', '\\frac12', '(1, 2)', '42')
     """
     if isinstance(answer, float) and math.isfinite(answer):
         answer = int(answer) if answer == int(answer) else str(answer)
@@ -98,7 +103,10 @@ def gold_of(answer) -> str:
         return str(answer)
     if not isinstance(answer, str) or not answer.strip():
         raise ValueError(f"answer: got {shown(answer)}, expected a text or a finite number")
-    return gsm8k_gold(answer) if "####" in answer else answer.strip()
+    if "####" in answer:
+        gold = answer.rpartition("####")[2]
+        return gold.strip() if re.search(r"[(\[{]", gold) else gsm8k_gold(answer)  # a point keeps its comma
+    return (last_boxed(answer) or answer).strip()
 
 
 def gsm8k_gold(worked_answer: str) -> str:
@@ -133,8 +141,11 @@ def _rows_from_hub(hub_id: str, name: str) -> list:
         raise ValueError(f"could not load {hub_id!r} ({first_line(error)}); {expected}") from error
 
 
-def check_problems(config, problems, val_problems) -> list[Problem] | None:
-    """The problems of one's own, all together; None for none. ValueError for what no run can use."""
+def check_problems(config, problems, val_problems) -> tuple[list[Problem], list[Problem]] | None:
+    """The problems of one's own, to train on and to validate on; None for none.
+
+    ValueError for what no run can use.
+    """
     if problems is None and val_problems is None:
         return None
     needed = config.n_prompts
@@ -149,4 +160,4 @@ def check_problems(config, problems, val_problems) -> list[Problem] | None:
         for i, problem in enumerate(given):
             if not (isinstance(problem.question, str) and isinstance(problem.answer, str)):
                 raise ValueError(f"{name}[{i}]: got {shown(problem)}, expected question and answer as texts")
-    return [*problems, *(val_problems or [])]
+    return [*problems], [*(val_problems or [])]

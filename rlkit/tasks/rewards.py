@@ -23,7 +23,7 @@ def truths_for(reward_fn, problems) -> list:
 def grade_responses(reward_fn, responses, ground_truths, dtype=torch.float32) -> dict[str, PerPosition]:
     """The rewards row by row, {name: (N,) of dtype}, for the names that the function gives.
 
-    Further numbers come as "reward_<name>". ValueError for one that some of the responses do not have.
+    The numbers under its ``further_keys`` come as "reward_<name>".
     ``compute_rollout_rewards`` is this plus the means.
     """
     if len(responses) != len(ground_truths) or not len(responses):
@@ -31,17 +31,19 @@ def grade_responses(reward_fn, responses, ground_truths, dtype=torch.float32) ->
             f"rollout_responses, repeated_ground_truths: got {len(responses)} responses and "
             f"{len(ground_truths)} ground truths, expected the same number, at least one"
         )
-    graded = [reward_fn(response, truth) for response, truth in zip(responses, ground_truths)]
+    try:
+        graded = [reward_fn(response, truth) for response, truth in zip(responses, ground_truths)]
+    except SystemExit as error:  # it would end the job as if all were well
+        raise RuntimeError(f"reward_fn: it called sys.exit({error.code!r})") from None
     for row in graded:
         if not isinstance(row, dict) or "reward" not in row:
             raise ValueError(
                 f"reward_fn: expected a dict with the key 'reward' for every response, got {row!r}"
             )
     rows = {}
-    further = [key for row in graded for key, value in row.items() if hasattr(value, "__float__")]
-    for name in dict.fromkeys((*REWARD_KEYS, *further)):
-        if name not in REWARD_KEYS or all(name in row for row in graded):
-            values = [row.get(name) for row in graded]
+    for name in (*REWARD_KEYS, *further_keys(graded)):
+        if all(name in row for row in graded):
+            values = [row[name] for row in graded]
             given = name if name in REWARD_KEYS else f"reward_{name}"
             numbers = [float(v) if isinstance(v, bool) else number(v) for v in values]
             rows[given] = torch.tensor(numbers, dtype=dtype)
@@ -51,3 +53,9 @@ def grade_responses(reward_fn, responses, ground_truths, dtype=torch.float32) ->
                         f"reward_fn: {name!r} of a response is {shown(value)}, expected finite numbers"
                     )
     return rows
+
+
+def further_keys(graded: list[dict]) -> list:
+    """The keys of one's own under which every response has a number."""
+    own = [key for key in graded[0] if key not in REWARD_KEYS]
+    return [key for key in own if all(hasattr(row.get(key), "__float__") for row in graded)]

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import requests
 import torch
 
 from rlkit.samplers import SamplingParams, VLLMSampler, VLLMServer
@@ -139,6 +140,23 @@ def members(group):
         except (psutil.Error, OSError):
             continue
     return found
+
+
+@with_one_server
+def test_no_route_answers_without_the_key(served):
+    """vLLM's own key guards /v1 alone; ours also what makes it sleep, loads weights or calls its workers."""
+    server = served[0].server
+    routes = (
+        "health v1/models v1/completions collective_rpc sleep wake_up metrics docs abort_requests".split()
+    )
+    routes += "reset_prefix_cache pause get_world_size openapi.json nowhere".split()
+    for route in routes:
+        for method in ("get", "post", "options"):
+            for headers in ({}, {"Authorization": f"Bearer {server.key}x"}):
+                url = f"{server.url}/{route}"
+                answer = requests.request(method, url, json={}, headers=headers, timeout=30)
+                assert answer.status_code == 401, (method, route)
+    assert server.alive() and server.get("v1/models")["data"]
 
 
 @with_one_server
@@ -571,7 +589,8 @@ def test_training_that_cannot_restart_its_server_stops_with_everything_saved_and
         row["step"] for row in map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
     ]
     assert steps == [0, 1, 2, 3, 4]
-    run = train(dataclasses.replace(config, resume=True))  # makes its own sampler, by the config
+    again = dataclasses.replace(config, resume=True, allow_changes=True)  # another reward function
+    run = train(again)  # makes its own sampler, by the config
     assert run.finished and run.metrics.step.tolist() == list(range(7))
     gaps = run.metrics.logprob_gap_mean.dropna()
     assert (

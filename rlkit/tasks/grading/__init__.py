@@ -19,14 +19,16 @@ thin space groups thousands; two candidates, a denial or a doubt are not an answ
 
 import math
 import re
-from fractions import Fraction
 from functools import lru_cache
 
 from rlkit.tasks.grading.arithmetic import read_expression
 from rlkit.tasks.grading.cleaning import clean
-from rlkit.tasks.grading.lenient import DOUBT, MAX_SENTENCE, read_sentence
-from rlkit.tasks.grading.strict import SCALE, read_quantity
-from rlkit.tasks.grading.symbolic import symbolic_match
+from rlkit.tasks.grading.expressions import warm
+from rlkit.tasks.grading.extraction import extract_answer, last_boxed, unboxed
+from rlkit.tasks.grading.lenient import MAX_SENTENCE, sentence_quantity
+from rlkit.tasks.grading.strict import Quantity, quantity_of
+from rlkit.tasks.grading.typed import typed_match
+from rlkit.tasks.grading.units import Unit
 
 
 def r1_zero_reward_fn(response, ground_truth, fast=True) -> dict[str, float]:
@@ -40,34 +42,16 @@ def r1_zero_reward_fn(response, ground_truth, fast=True) -> dict[str, float]:
 
 
 def question_only_reward_fn(response, ground_truth, fast=True) -> dict[str, float]:
-    r"""Reward for the question_only prompt: the last ``\boxed{...}``. Otherwise as r1_zero_reward_fn."""
-    return _rewards(last_boxed(response), ground_truth, fast)
+    r"""Reward for the question_only prompt: the last ``\boxed{...}`` (or ``\fbox``), with what stands around it in
+    its sentence (``extraction.py``). Otherwise as r1_zero_reward_fn."""
+    if isinstance(response, str):
+        response = response.replace(r"\fbox{", r"\boxed{")
+    return _rewards(None if last_boxed(response) is None else response, ground_truth, fast)
 
 
 def _rewards(answer, ground_truth, fast):
     right = float(answer is not None and answers_match(answer, ground_truth, fast))
     return {"reward": right, "format_reward": float(answer is not None), "answer_reward": right}
-
-
-def extract_answer(response) -> str | None:
-    """Text of the LAST ``<answer>`` tag; None without ``</think> <answer>`` and a later ``</answer>``."""
-    if not isinstance(response, str) or (start := response.find("</think> <answer>")) < 0:
-        return None
-    if "</answer>" not in response[start:]:
-        return None
-    return response.rpartition("<answer>")[2].partition("</answer>")[0]
-
-
-def last_boxed(text) -> str | None:
-    r"""Content of the last ``\boxed{...}``, its braces balanced (not ``\{`` and ``\}``); None if cut off."""
-    if not isinstance(text, str) or (start := text.rfind(r"\boxed{")) < 0:
-        return None
-    inside, depth = text[start + len(r"\boxed{") :], 1
-    for brace in re.finditer(r"\\.|[{}]", inside, re.DOTALL):
-        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
-        if depth == 0:
-            return inside[: brace.start()]
-    return None
 
 
 def answers_match(answer, gold, fast=True) -> bool:
@@ -85,42 +69,25 @@ def answers_match(answer, gold, fast=True) -> bool:
             return False
         if answer.strip() == gold:  # the everyday case, and the only way in for a number of 5,000 digits
             return True
-        if r"\boxed" in answer and (answer := _unboxed(answer)) is None:
+        if r"\boxed" in answer and (answer := unboxed(answer)) is None:
             return False
-        value = _gold_value(gold)
-        if value is None:
-            return len(answer) <= MAX_SENTENCE and symbolic_match(answer, gold, fast)
-        read = read_quantity(answer)
-        if read is None and not fast:
-            read = read_sentence(answer)
-        return read == value
+        wanted = _gold_quantity(gold if (content := last_boxed(gold)) is None else content)
+        if not isinstance(wanted, Quantity):
+            return len(answer) <= MAX_SENTENCE and typed_match(answer, wanted, fast)
+        given = quantity_of(answer)
+        if given is None and not fast:
+            given = sentence_quantity(answer)
+        return given is not None and given.value == wanted.value and given.unit.agrees(wanted.unit)
     except Exception:  # a grader that raises would stop a training run: what cannot be read is not right
         return False
 
 
-_DISOWNED_BEFORE = re.compile(r"(?:\bnot|n't|\bnever|\bno|\bor|\beither)(?: be| equal| equal to)?\W*$", re.I)
-_DISOWNED_AFTER = re.compile(r"\W{0,9}(?:or|and|no|is (?:not|wrong|incorrect|false)|isn't)\b", re.I)
-_GLUED_BEFORE = re.compile(r"(?:\d|[-+*/^~!<>\u2212\u221a\u2248\u00d7\u00f7])[\s($]*$")  # beside a box
-_GLUED_AFTER = re.compile(rf"[\s)]*(?:\d|[-+*/^!?\u2212\u00d7\u00f7]|{SCALE})", re.I)
-
-
-def _unboxed(answer: str) -> str | None:
-    r"""The last box's content; None if what stands around it makes it another answer.
-
-    That is '-\boxed{7}', '\boxed{7}00', 'not \boxed{7}', a list of boxes, a word of doubt.
-    """
-    inside = last_boxed(answer)
-    before, _, after = answer.rpartition(r"\boxed{%s}" % inside)
-    if inside is None or _DISOWNED_BEFORE.search(before[-40:]) or _DISOWNED_AFTER.match(after):
-        return None
-    before, after = before[-MAX_SENTENCE:], after[:MAX_SENTENCE]
-    glued = _GLUED_BEFORE.search(before) or _GLUED_AFTER.match(after)
-    other = last_boxed(before) if before.rstrip(" $").endswith((",", ";")) else None
-    listed = other is not None and other.strip() != inside.strip()
-    return None if glued or listed or DOUBT.search(f"{before} {after}") else inside
-
-
 @lru_cache(maxsize=1 << 16)
-def _gold_value(gold: str) -> Fraction | None:
-    value = read_quantity(gold)
-    return read_expression(clean(gold)) if value is None else value
+def _gold_quantity(gold: str) -> Quantity | str:
+    """The gold as a number with its unit, or its text if it is no number: 0,5 is a list of two, 5m is algebra."""
+    if re.fullmatch(r"0,\d+|.*\d[A-Za-z]", gold):
+        return gold
+    quantity = quantity_of(gold)
+    if quantity is None and (value := read_expression(clean(gold))) is not None:
+        quantity = Quantity(value, Unit())
+    return gold if quantity is None else quantity

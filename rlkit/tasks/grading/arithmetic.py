@@ -4,19 +4,21 @@ import math
 import re
 from fractions import Fraction
 
-from rlkit.tasks.grading.strict import MAX_QUANTITY, MONEY, NUMBER, number_of
+from rlkit.tasks.grading.strict import MAX_QUANTITY, NUMBER, number_of
+from rlkit.tasks.grading.units import MONEY
 
 MAX_BITS = 4096  # size of a power that is worked out
 _OUTSIDE_NUMBERS = re.compile(rf"(?<![\d.,])[{MONEY}]|(?<=\d)[{MONEY}](?!\s*[\d.])")
-_TOKEN = re.compile(rf"\s*({NUMBER}|sqrt|[-+*/^()\u00f7]|x(?=\s*[\d(])|\S)")
+_POINT = re.compile(r"\([-\d.\s]*,[-\d.,\s]*\)|^\[.*\]$")  # (1,234) is no number
+_TOKEN = re.compile(rf"\s*({NUMBER}|sqrt|[-+*/^()!\u00f7]|x(?=\s*[\d(])|\S)")
 
 
 def read_expression(text: str) -> Fraction | None:
-    r"""Exact value of plain arithmetic ('48 + 24', '\sqrt{5184}', '-(-3)'), else None. Powers are bounded."""
+    r"""Exact value of plain arithmetic ('48 + 24', '\sqrt{5184}', '4!'), else None. Powers are bounded."""
     text = text.strip(" ,;:").replace(r"\sqrt", "sqrt").replace("{", "(").replace("}", ")").replace("**", "^")
     text = _OUTSIDE_NUMBERS.sub("", text)
     tokens = _TOKEN.findall(text)[::-1]
-    if len(text) > MAX_QUANTITY or text.count("(") > 40 or not tokens:
+    if len(text) > MAX_QUANTITY or text.count("(") > 40 or not tokens or _POINT.search(text):
         return None
 
     def peek():
@@ -38,6 +40,8 @@ def read_expression(text: str) -> Fraction | None:
         if peek() in ("-", "+"):
             return -signed() if tokens.pop() == "-" else signed()
         base = atom()
+        if peek() == "!" and tokens.pop():
+            base = Fraction(math.factorial(int(base) if base == int(base) <= 20 else -1))
         return base ** exponent(base) if peek() == "^" and tokens.pop() else base
 
     def exponent(base):

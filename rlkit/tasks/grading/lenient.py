@@ -8,22 +8,8 @@ from fractions import Fraction
 
 from rlkit.tasks.grading.arithmetic import read_expression
 from rlkit.tasks.grading.cleaning import clean, undress
-from rlkit.tasks.grading.strict import (
-    END,
-    FRACTIONAL,
-    LENGTHS,
-    LETTER_UNITS,
-    MONEY,
-    NUMBER,
-    QUANTITY,
-    RETRACTED,
-    SCALE,
-    SMALL,
-    TENS,
-    join_parts,
-    read_quantity,
-    value_of,
-)
+from rlkit.tasks.grading.strict import END, NUMBER, QUANTITY, Quantity, join_parts, quantity_of, value_of
+from rlkit.tasks.grading.units import LENGTHS, LETTER_UNITS, MONEY, NUMBER_WORD, SMALL, TENS, Unit, read_unit
 
 MAX_SENTENCE = 600  # characters read, counted from the end
 
@@ -56,19 +42,23 @@ _UNSOLVED = re.compile(
 # in the sentence that states the answer: it is denied, conditional or one of several
 _DENIALS = _any(
     "not, never, no, none, neither, nor, or, if, unless, else, otherwise, except, excluding, instead, "
-    "rather, versus, vs, between, assuming, suppose, (?:is|was|are|does|do|did|wo|ca|ai)nt"
+    "rather, versus, vs, between, assuming, suppose, (?:is|was|are|does|do|did|wo|ca|ai)nt, rejected, "
+    "ruled out, contradicts?, violates?, fails, would fail, seems?, too (?:high|low|big|small|large|many|much|few), "
+    "(?:would|could|should) have been, had (?:s?he|they|it|i|we|you), makes no sense, supposed to, nobody, no one"
 )
 _NOT = re.compile(_DENIALS + r"|n't\b", re.I)
 # next to a number: it is a bound or the start of a longer term, not the value
 _BOUND_BEFORE = _any(
     "than, at least, at most, up to, almost, nearly, over, under, above, below, within, beyond, exceeds?, "
     "exceeding, minimum of, maximum of, upwards of, short of, out of, half, half of, third of, quarter of, "
-    "twice, double, triple, root of, square of, inverse of, opposite of",
+    "(?:twice|double|triple)(?: of)?, (?:root|squares?|cubes?|inverse|opposite|factors?|divisors?|multiples?|digits?"
+    "|powers?) of, after, before, until, (?:starts?|starting|begins?|beginning) (?:at|from|with), "
+    "(?:see|(?:see|on|in)(?: the)? (?:step|page|question|problem|equation|line|chapter|section|figure|table|example|exercise|item|note)), (?:prime|number|integer|multiple|square) (?:to|above|below)",
     after=_DIGIT,
 )
 _BOUND_AFTER = _any(
     "squared, cubed, factorial, remainder, modulo, plus, minus, pi, doubled, halved, ish, odd, below, mil, "
-    "bil, grand, " + ", ".join(FRACTIONAL),
+    "bil, grand, tripled, quadrupled, quintupled, negated, upwards?, downwards?",
     before=r"\d[\s-]*",
 )
 _BOUND = re.compile(rf"{_BOUND_BEFORE}|{_BOUND_AFTER}|\d\s*\+\s*(?![\s(\d{MONEY}.-])", re.I)
@@ -79,13 +69,20 @@ _GOVERNED_BEFORE = _any(
     "ignore, disregard, discard, question, root, reciprocal of, negation of, negative of, factorial of",
     after=_DIGIT,
 )
-_TAKEN_BACK = _any(", ".join(sorted(RETRACTED)), r"\d\W{0,3}(?:(?:an?|my|in|at)\s)?", r"\b(?!\s+[^\W\d])")
+_RETRACTED = (  # as the last word it speaks of the answer: '72 estimated', '72 invalid' (but '72 invalid votes')
+    "estimated, est, approximated, rounded, guessed, assumed, supposedly, allegedly, presumably, hypothetically, "
+    "tentative, tentatively, conjecture, unverified, unconfirmed, doubtful, dubious, questionable, debatable, "
+    "disputed, untrue, refuted, retracted, invalid, void, error, typo, mistake, undo, scratch, disregard, "
+    "nevermind, mind, oops, sorry, hmm, nope, nah, kidding, jk, max, maximum, minimum, tops, most, least"
+)
+_TAKEN_BACK = _any(_RETRACTED, r"\d\W{0,3}(?:(?:an?|my|in|at)\s)?", r"\b(?!\s+[^\W\d])")
 _GOVERNED = re.compile(f"{_GOVERNED_BEFORE}|{_TAKEN_BACK}", re.I)
 # no sentence holds it: brackets, inequalities, code, leftover LaTeX, direction overrides, factorials, '15...'
 _FOREIGN = re.compile(
-    r"[<>\[\]{}|\\@_\u00b1\u2030\u2200-\u220d\u220f-\u2233\u2236-\u2247\u2249-\u22ff\u2308-\u230b"
+    r"[<>\[\]{}|\\@_\u00b1\u00ac\u2030\u2031\u2a00-\u2aff\u2200-\u220d\u220f-\u2233\u2236-\u2247\u2249-\u22ff\u2308-\u230b"
     r"\u202a-\u202e\u2066-\u2069]|[A-Za-z]\(|\$\("  # all of mathematics but therefore, qed, about
-    r"|!=|/=|\d(?:!|\.\.|\s?\u2026|\.[A-Za-z_])|\d\s*-\W*$"
+    r"|!=|/=|[-+]\s?/\s?[-+]|\d(?:!|\s?\.\.|\.[A-Za-z_])|\d\s*-\W*$"
+    r"|\([-\d.\s]{1,20},[-\d.,\s]{1,40}\)"  # a point
 )
 _ANSWER = re.compile(r"\b(?:answers?|result|solution)\b|####", re.I)
 _HENCES = "so, thus, therefore, hence, altogether, in all, totals?, totaling, equals?, comes? to, leaving"
@@ -100,9 +97,26 @@ _SUM = re.compile(_SUM_TEXT)
 _SUM_IS = re.compile(rf"({_SUM_TEXT})\s+(?:is|makes|gives)\s+")
 _BRACKETS = re.compile(r"\([^()]{1,80}\)")
 _ONE_OF_MANY = re.compile(rf"(?<![\w.,:/^'\u00a0-]){QUANTITY}")
-_NUMBER_WORDS = re.compile(
-    r"\b(?:(%s)(?:[- ](%s))?|(%s))\b" % ("|".join(TENS), "|".join(list(SMALL)[1:10]), "|".join(SMALL)), re.I
+_TWO = (
+    rf"(?:(?:{'|'.join(TENS)})(?:[- ](?:{'|'.join(list(SMALL)[1:10])})(?!\w))?|(?:{'|'.join(SMALL)})(?!\w))"
 )
+_THREE = rf"{_TWO}(?:[- ]hundred(?:[- ](?:and[- ])?{_TWO})?)?"
+_NUMBER_WORDS = re.compile(
+    rf"\b{_THREE}(?:[- ](?:thousand|million|billion)(?:,? (?:and )?{_THREE})?){{0,3}}\b", re.I
+)
+# 'over 5 days', 'in these 3 weeks': a circumstance, if another number is stated
+_CIRCUMSTANCE = re.compile(
+    r"\b(?:over|after|for|in|within|during|these|those)(?: all)?(?: the)?(?: course of)?(?: next| first| last)? "
+    rf"{NUMBER} (?:second|minute|hour|day|week|month|year)s?\b",
+    re.I,
+)
+_GOES_ON = re.compile(
+    r"(?:is|are|was|were|which|because|since|as|in|for|per|each|on|at|by|when|where|with|during|left|total|remain"
+    r"|altogether|together|more|this|that|so|and(?!\W*(?:\d|\\boxed)))\b",
+    re.I,
+)
+_STARTS = re.compile(rf"[{MONEY}\s-]*{NUMBER}(?:\s*/\s*{NUMBER})?\s+(?=[^\W\d_]{{2}})")
+_IF_THEN = re.compile(r"\bif\b[^.;]{1,200}?\bthen\b", re.I)
 _SIGNS = {"plus|added to": " + ", "minus": " - ", "times|multiplied by": " * ", "divided by": " / "}
 _SPOKEN = [(re.compile(rf"(?<=[\d)%])\s+(?:{words})\s+(?=[{MONEY}\d(])"), _SIGNS[words]) for words in _SIGNS]
 
@@ -112,13 +126,18 @@ def read_sentence(text: str) -> Fraction | None:
 
     All numbers of the part that states the answer must agree; negated, doubted and bounded ones are not read.
     """
+    return None if (quantity := sentence_quantity(text)) is None else quantity.value
+
+
+def sentence_quantity(text: str) -> Quantity | None:
+    """The value of ``read_sentence`` with the unit that stands beside it."""
     text = text.strip()
     if "~~" in text:  # struck out
         return None
     cut, text = len(text) > MAX_SENTENCE, text[-MAX_SENTENCE:]
     text = _MARKDOWN.sub(" ", clean(_HTML.sub(" ", text)))
     if not cut and (exact := read_expression(text)) is not None:
-        return exact
+        return Quantity(exact, Unit())
     text = re.sub(r"=+>|-+>|[\u2192\u21d2\u2248]|(?<!\S)~(?=\s?\S)(?!~)", "=", text)
     if re.search("[A-Za-z]", text):  # 'It is 15!' is glad, '15!' a factorial
         text = text.rstrip("! ")
@@ -127,17 +146,48 @@ def read_sentence(text: str) -> Fraction | None:
     if any(sign.search(text) for sign in (_FOREIGN, DOUBT, _UNSOLVED)) or "?" in re.split(r"\d", text)[-1]:
         return None
     text = _NUMBER_WORDS.sub(_spell_out, re.sub(r"\b\d+(?:st|nd|rd|th)\b", "", join_parts(text)))
+    text = _IF_THEN.sub("so", text)
     for words, sign in _SPOKEN:
         text = words.sub(sign, text)
     text = _SUM_IS.sub(r"\1 = ", text)
     start, stated = _stated(text)
     if cut and not start:
         return None
-    sentence = max(text.rfind(stop, 0, start) for stop in (". ", "! ", "? ", "; ")) + 1
-    sentence = text[sentence:start] + stated
-    if _NOT.search(sentence) or _BOUND.search(sentence) or _GOVERNED.search(stated):
+    sentence = text[max(text.rfind(stop, 0, start) for stop in (". ", "! ", "? ", "; ")) + 1 : start]
+    if re.search(r"\d", without := _CIRCUMSTANCE.sub(" ", stated)):
+        stated = without
+    if (head := _STARTS.match(text)) and not may_follow(text[head.end() :]):
         return None
-    return _agreed(stated)
+    if denied(f"{sentence} {stated}", stated) or (value := _agreed(stated)) is None:
+        return None
+    return Quantity(value, _unit_beside(stated, value))
+
+
+def denied(sentence: str, stated: str) -> bool:
+    """Whether the words of a sentence deny, doubt, bound or take back the number in it.
+
+    stated: its part that states the answer. The one judge of words around a number, and around a box.
+    """
+    return bool(
+        DOUBT.search(sentence) or _NOT.search(sentence) or _BOUND.search(sentence) or _GOVERNED.search(stated)
+    )
+
+
+def may_follow(tail: str) -> bool:
+    """Whether this text behind a number or a box leaves it the answer: a unit, or the rest of a sentence."""
+    word = re.match(r"[\w'%$\u00b0-]+", tail)
+    return bool(_GOES_ON.match(tail)) or bool(word and read_unit(word[0]))
+
+
+def _unit_beside(text: str, value: Fraction) -> Unit:
+    """The unit of one or two words behind this number, empty if there is none."""
+    for head in _ONE_OF_MANY.finditer(text):
+        words = text[head.end() :].split()
+        for n in (2, 1):
+            unit = read_unit(" ".join(words[:n]).rstrip(".,;:!"), head["money"] or "")
+            if value_of(head) == value and unit is not None:
+                return unit
+    return Unit()
 
 
 def _worked_out(expression: str, form: str, otherwise: str) -> str:
@@ -148,11 +198,18 @@ def _worked_out(expression: str, form: str, otherwise: str) -> str:
 
 def _spell_out(match) -> str:
     """'seventy-two' -> '72'. A 'one' among other words is left alone: it is more often a pronoun."""
-    tens, ones, small = ((word or "").lower() for word in match.groups())
-    alone = match.group() == match.string.strip(" .") or re.match(rf"\s+{SCALE}", match.string[match.end() :])
-    if small == "one" and not alone:
+    words = re.findall(r"[a-z]+", match.group().lower())
+    if words == ["one"] and match.group() != match.string.strip(" ."):
         return match.group()
-    return str(SMALL[small] if small else TENS[tens] + SMALL.get(ones, 0))
+    total = part = 0
+    for word in words:
+        if word in SMALL or word in TENS:
+            part += SMALL[word] if word in SMALL else TENS[word]
+        elif word == "hundred":
+            part *= 100
+        elif word != "and":
+            total, part = total + part * dict(thousand=10**3, million=10**6, billion=10**9)[word], 0
+    return str(total + part)
 
 
 def _stated(text: str) -> tuple[int, str]:
@@ -177,7 +234,9 @@ def _agreed(part: str) -> Fraction | None:
         plain = {read_expression(side) for side in sides[:-1] if re.fullmatch(r"[-\d.,\s]+", side)}
         return value if plain <= {value, None} else None  # 72 = 71
     part = undress(part.replace("=", " "))
-    if (value := read_quantity(part)) is not None or (value := read_expression(part)) is not None:
+    if (quantity := quantity_of(part)) is not None:
+        return quantity.value
+    if (value := read_expression(part)) is not None:
         return value
     part = _BRACKETS.sub(lambda m: _worked_out(m[0], "({})", m[0]), part)
     part = _SUM.sub(lambda m: _worked_out(m[0], " {} ", m[0]), part)
@@ -186,6 +245,9 @@ def _agreed(part: str) -> Fraction | None:
         letter = re.match(r"(\s?)([^\W\d_])(?![\w-])", part[head.end() :])
         if letter and letter[2] not in LETTER_UNITS and letter.groups() not in ((" ", "a"), (" ", "I")):
             return None  # 72x
+        word = re.match(r"[\s-]*([^\W\d_]+)", part[head.end() :])
+        if word and (NUMBER_WORD.fullmatch(word[1]) or not (word[1] < "\u0250" or read_unit(word[1]))):
+            return None  # 7 Millionen, or a word of a script that is not read
         if head["sign"] == "-" and re.match(r"-\s", head[0]) and re.search(r"\w\s*$", part[: head.start()]):
             return None  # 'total - 72': a dash or a minus?
         values.add(value_of(head))

@@ -92,6 +92,7 @@ class Prompt:
         """``fn(response, ground_truth, fast=True)`` -> {"reward", "format_reward", "answer_reward"}."""
         from rlkit.tasks import grading
 
+        grading.warm()
         return getattr(grading, f"{self.reward}_reward_fn")
 
 

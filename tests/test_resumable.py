@@ -1,0 +1,130 @@
+"""What a notebook says about its run: where it lies, how to go on, and an end without screens of frames."""
+
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from tiny_model import save_tiny_model
+
+from rlkit.jobs import resumable as module
+from rlkit.jobs.config import Config
+from rlkit.jobs.resumable import Stopped, resumable
+from rlkit.jobs.runs import Run
+from rlkit.trainer import train
+
+SMALL = dict(n_steps=2, rollout_batch_size=8, group_size=4, n_train=16, n_val=0, max_tokens=4)
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "_STARTED", set())
+    model = str(save_tiny_model(tmp_path / "base"))
+    return Config(model=model, prompt="question_only", **SMALL)
+
+
+def test_the_cell_again_makes_a_new_run_or_shows_the_finished_one(config, tmp_path):
+    for n in (1, 2):
+        with resumable(config, {}) as started:
+            run = train(started)
+        assert run.finished and len(list((tmp_path / "runs").iterdir())) == n
+    assert config.run_dir is None
+    named = Config(**{f: getattr(config, f) for f in SMALL | {"model": 0, "prompt": 0}}, run_dir="mine")
+    stamps = set()
+    for _ in range(2):
+        with resumable(named, {}) as started:
+            stamps.add((train(started).path / "metrics.jsonl").stat().st_mtime_ns)
+    assert len(stamps) == 1
+
+
+def test_a_cell_that_was_interrupted_goes_on_when_it_runs_again(config, tmp_path):
+    named = Config(**{f: getattr(config, f) for f in SMALL | {"model": 0, "prompt": 0}}, run_dir="mine")
+
+    def interrupted(response, ground_truth):
+        raise KeyboardInterrupt
+
+    with pytest.raises(Stopped) as stopped:
+        with resumable(named, {"seed": 0, "algo": "grpo", "lr": None}) as started:
+            train(started, reward_fn=interrupted)
+    text = str(stopped.value)
+    folder = tmp_path / "mine"
+    assert text.startswith("Stopped (interrupted).") and f"set run_dir = '{folder}' and resume = True" in text
+    assert re.search(
+        rf"papermill /\S+/notebooks/train.ipynb {folder}-resumed.ipynb -p seed 0 -p algo grpo "
+        rf"-p run_dir {folder} -p resume True\n",
+        text,
+    )
+    with pytest.raises(ValueError, match="resume: .*reward_fn"):  # another reward: said, not mixed in
+        with resumable(named, {}) as started:
+            train(started)
+    with resumable(Config(**named.__dict__ | {"allow_changes": True}), {}) as started:
+        assert train(started).finished
+
+
+def test_ipython_shows_a_stop_by_its_words_alone(capsys):
+    InteractiveShell.instance().run_cell(
+        "from rlkit.jobs.resumable import Stopped\ndef deep(): raise Stopped('only this')\ndeep()"
+    )
+    assert capsys.readouterr().out.strip() == "only this"
+
+
+def test_there_is_no_hint_where_there_is_nothing_to_go_on_with(config, tmp_path, capsys):
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "metrics.jsonl").write_text('{"step": 0}\n')
+    values = {f: getattr(config, f) for f in SMALL | {"model": 0, "prompt": 0}}
+    with pytest.raises(ValueError, match="already holds a run"):
+        with resumable(Config(**values, run_dir="used"), {}) as started:
+            train(started)
+    with pytest.raises(ZeroDivisionError):
+        with resumable(config, {}):
+            raise ZeroDivisionError
+    assert "To go on" not in capsys.readouterr().err
+    assert list((tmp_path / "runs").iterdir()) == []  # nothing was written, so nothing stays
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_sigterm_closes_the_run_and_says_how_to_go_on(config, tmp_path):
+    script = f"""
+        import os, signal
+        from rlkit import Config, train
+        from rlkit.jobs.resumable import resumable
+        def reward(response, ground_truth):
+            os.kill(os.getpid(), signal.SIGTERM)
+            return {{"reward": 0.0}}
+        values = {SMALL | dict(model=config.model, prompt="question_only")!r}
+        with resumable(Config(**values), {{}}) as started:
+            train(started, reward_fn=reward)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode != 0 and "Stopped (SIGTERM). To go on from the last checkpoint" in done.stderr
+    [folder] = (tmp_path / "runs").iterdir()
+    assert str(folder) in done.stderr and not Run(folder).finished
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_ctrl_c_in_a_terminal_gives_two_lines_and_the_second_goes_on(config, tmp_path):
+    small = SMALL | dict(n_steps=40, model=config.model, prompt="question_only", checkpoint_every=1)
+    words = [f"{name}={value}" for name, value in small.items()]
+    command = [sys.executable, "-m", "rlkit.train", *words]
+    pipes = dict(cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, **pipes) as job:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("runs/*/checkpoints/step-000001")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        job.send_signal(signal.SIGINT)
+        said = [line for line in job.communicate(timeout=60)[1].splitlines() if "train:" not in line]
+    assert job.returncode == 1 and len(said) == 2, said
+    assert said[0] == "Stopped (interrupted). To go on from the last checkpoint:"
+    [folder] = (tmp_path / "runs").iterdir()
+    python, *rest = shlex.split(said[1])
+    assert python == "python" and f"run_dir={folder}" in rest and not Run(folder).finished
+    subprocess.run([sys.executable, *rest], cwd="/", check=True, capture_output=True)  # wherever one stands
+    assert Run(folder).finished and Run(folder).metrics.step.tolist() == list(range(1, 41))
