@@ -46,7 +46,9 @@ class RolloutBatch:
         return replace(self, **{name: function(t) for name, t in tensors.items() if t is not None})
 
     def to(self, device) -> "RolloutBatch":
-        return self.apply(lambda tensor: tensor.to(device))
+        """The same on another device; float64 becomes float32 on MPS, which has none."""
+        short = {torch.float64: torch.float32} if torch.device(device).type == "mps" else {}
+        return self.apply(lambda tensor: tensor.to(device, short.get(tensor.dtype, tensor.dtype)))
 
     def select(self, rows: Int[Tensor, " rows"]) -> "RolloutBatch":
         """These rows, in this order, right padding cut: one permutation for ids, masks and weights."""

@@ -4,12 +4,15 @@
 """
 
 import os
+import shlex
 import sys
+from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from rlkit.jobs.config import Config
 from rlkit.jobs.launch import start_ranks
+from rlkit.jobs.resumable import Stopped, resumable
 from rlkit.support.ranks import launched, leave
 from rlkit.trainer import train
 
@@ -19,16 +22,34 @@ def main(arguments: list[str]) -> str | None:
     unreadable = [text for text in arguments if "=" not in text]
     if unreadable:
         return f"rlkit.train: got {unreadable[0]!r}, expected name=value, such as algo=drgrpo"
+    values = dict(text.split("=", 1) for text in arguments)
     try:
-        config = Config.from_parameters(dict(text.split("=", 1) for text in arguments))
-        if config.n_gpus > 1 and not launched() and not config.dry_run:
-            return start_ranks(config.n_gpus, arguments)
-        train(config)
+        config = Config.from_parameters(values)
+        if launched() or config.dry_run:
+            train(config)
+            return None
+        with resumable(config, values, how_to_go_on) as started:
+            if started.n_gpus > 1:
+                words = values | {"run_dir": started.run_dir}
+                failed = start_ranks(started.n_gpus, [f"{name}={value}" for name, value in words.items()])
+                if failed:
+                    raise ValueError(failed)
+            else:
+                train(started)
+    except Stopped as stop:
+        return str(stop)
     except ValueError as error:
         if not launched():
             return str(error)
         raise
     return None
+
+
+def how_to_go_on(folder: Path, values) -> str:
+    """The command that goes on with the run in this folder."""
+    words = values | {"run_dir": folder, "resume": True}
+    command = shlex.join(["python", "-m", "rlkit.train", *(f"{name}={v}" for name, v in words.items())])
+    return f"To go on from the last checkpoint:\n  {command}"
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from rlkit.losses import loss_none
 from rlkit.samplers import make_sampler
 from rlkit.support.adapters import adapter_of, add_lora, unwrapped
 from rlkit.support.checks import shown
+from rlkit.support.console import plain_console
 from rlkit.support.files import read_jsonl
 from rlkit.support.metrics import train_step_metrics
 from rlkit.support.models import load_model, try_saving
@@ -84,6 +85,7 @@ def train(
     that is finished comes back at once. Raises ValueError for what does not fit, before anything is loaded;
     later only for what a sampler gives.
     """
+    plain_console()
     check_given(config, reward_fn, val_reward_fn, sampler)
     own_algorithm = isinstance(algorithm, Algorithm)
     algorithm = get_algorithm(config.algo if algorithm is None else algorithm)

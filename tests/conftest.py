@@ -1,6 +1,7 @@
 """Fixtures of all tests: the folders of the cases and of GSM8K, and one thread per process."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,10 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# servers, ranks, kills and memory limits are tested with signals, /proc and fork
+POSIX_ONLY = ["test_vllm_server.py", "test_ranks.py", "test_resume.py", "test_memory.py", "engine"]
+collect_ignore = POSIX_ONLY if sys.platform == "win32" else []
 
 REPO = Path(__file__).resolve().parent.parent
 

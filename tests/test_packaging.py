@@ -118,6 +118,50 @@ def test_make_shows_the_plain_command(repo, tmp_path):
     assert "papermill notebooks/train.ipynb runs/mine.ipynb -p algo drgrpo" in done.stdout
 
 
+def test_readme_has_the_commands_without_make(repo):
+    """What make runs, word for word but for the path of the environment and the list of notebooks."""
+    section = (repo / "README.md").read_text().partition("\n## Without make\n")[2].partition("\n## ")[0]
+    posix, windows = (block.strip().splitlines() for block in section.split("```")[1::2])
+    make = [
+        "make",
+        "-n",
+        "-B",
+        "install",
+        "train",
+        "test",
+        "ALGO=drgrpo",
+        "NAME=drgrpo",
+        "VENV=.venv",
+        "PYTHON=python3",
+    ]
+    printed = subprocess.run(make, cwd=repo, text=True, capture_output=True, check=True).stdout
+    lines = [" ".join(line.split()) for line in printed.replace("\\\n", " ").splitlines()]
+    environment, pip, run, unit, notebooks = (
+        next(line for line in lines if all(word in line for word in words))
+        for words in (
+            ["-m venv"],
+            ["pip install"],
+            ["papermill notebooks"],
+            ["pytest", " tests"],
+            ["--nbval"],
+        )
+    )
+    notebooks, _, listed = notebooks.partition(" notebooks/")
+    assert "mkdir -p runs" in lines and listed.count(".ipynb") == len(
+        list((repo / "notebooks").glob("*.ipynb"))
+    )
+    assert posix == [
+        environment.partition(" || ")[2],
+        pip.replace(" --quiet", ""),
+        "mkdir runs",
+        f".venv/bin/python -m {run}",
+        f".venv/bin/python -m {unit}",
+        f".venv/bin/python -m {notebooks} notebooks --ignore notebooks/runs",
+    ]
+    translated = [line.replace(".venv/bin/", ".venv\\Scripts\\").replace("python3 ", "py ") for line in posix]
+    assert windows == translated
+
+
 def test_import_loads_nothing_heavy():
     code = (
         "import sys, rlkit; heavy = {'torch', 'transformers', 'vllm', 'ray', 'ipywidgets', 'matplotlib', "

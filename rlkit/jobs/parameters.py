@@ -25,6 +25,7 @@ from rlkit.jobs.config import Config, Size
 from rlkit.jobs.runs import Run, load_run
 from rlkit.samplers.base import SamplingParams
 from rlkit.support.checks import hint, shown, unusable_path
+from rlkit.support.console import plain_console
 from rlkit.support.fields import STRICT, Checked, Real, Text, Whole, collected, given, say, unknown
 from rlkit.support.models import model_location
 from rlkit.support.text import visible
@@ -246,6 +247,7 @@ def training_group(run: Run) -> pd.DataFrame:
 
 def print_responses(rows: pd.DataFrame, n: int = 3) -> None:
     """Prints up to ``n`` rows of a frame: question or prompt, response, gold, rewards if there are any."""
+    plain_console()
     question = None
     for row in rows.head(n).to_dict("records"):
         asked = row.get("question") or row["prompt"].split("User:")[-1].split("\nAssistant:")[0]

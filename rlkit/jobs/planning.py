@@ -106,6 +106,9 @@ def plan(
     if c.n_gpus > 1:
         gpu += f" and {c.n_gpus - 1} more, each with 1/{c.n_gpus} of the weights"
         page.attempt("n_gpus", check_ranks, c.n_gpus, c.sampler == "vllm", device)
+    if device.type == "mps":
+        gpu = f" (a part of the machine's memory: {_size(torch.mps.recommended_max_memory())} at most)"
+        page.attempt("autocast_dtype" if c.autocast else "dtype", check_mps, compute)
     kind = c.dtype + (f" with {compute} autocast" if c.autocast else "")
     kind += f", LoRA of rank {c.lora_rank}" if c.lora_rank else ""
     kind += ", layers recomputed in the backward pass" if c.gradient_checkpointing else ""
@@ -206,6 +209,14 @@ def check_ranks(n: int, with_server: bool, device) -> None:
     if device.type == "cuda" and (there := torch.cuda.device_count()) < n + with_server:
         server = " and one more for vLLM" if with_server else ""
         raise ValueError(f"n_gpus: got {n}, but there are {there}; expected {n} or more{server}")
+
+
+def check_mps(dtype: str) -> None:
+    """ValueError where this macOS cannot compute in ``dtype`` on its GPU."""
+    if dtype == "bfloat16" and not torch.backends.mps.is_macos_or_newer(14, 0):
+        raise ValueError(
+            "got 'bfloat16', which MPS has from macOS 14 on; expected dtype=float32, autocast off"
+        )
 
 
 def _server(page: _Page, config, device):
@@ -317,7 +328,10 @@ def free_memory(device) -> int:
     """Bytes that this process can still get on the device."""
     if device.type == "cuda" and torch.cuda.is_available():
         return torch.cuda.mem_get_info(device)[0]
-    return machine.memory()[1]
+    free = machine.memory()[1]
+    if device.type == "mps":  # the CPU's memory, up to what Metal allows one process
+        free = min(free, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+    return free
 
 
 def too_little(config, device, total: int, free: int) -> str:

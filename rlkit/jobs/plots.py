@@ -12,10 +12,12 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 from cycler import cycler
+from IPython import get_ipython
 from matplotlib.figure import Figure
 
 from rlkit.jobs.metrics import LABELS
 from rlkit.jobs.tables import check_seeds
+from rlkit.support.progress import in_notebook
 from rlkit.support.stats import bands
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -27,6 +29,11 @@ STYLE: Any = dict.fromkeys(_WHITE, "white") | dict.fromkeys(_BLACK, "black") | d
 STYLE |= dict.fromkeys(_ON, True) | {"figure.dpi": 100, "font.size": 10, "lines.linewidth": 1.6}
 STYLE |= {"axes.edgecolor": "0.3", "grid.color": "0.9", "image.cmap": "cividis"}
 STYLE["axes.prop_cycle"] = cycler(color=COLORS)
+
+if in_notebook() and plt.get_backend().lower().rpartition("_")[2] in ("agg", "inline"):
+    # Servers set MPLBACKEND=Agg for scripts; a notebook that obeyed would be saved without its pictures. And
+    # inline as it is by default shows no later pyplot figure if the first one is made in a style's context.
+    get_ipython().run_line_magic("matplotlib", "inline")  # pyright: ignore[reportOptionalMemberAccess]
 
 CURVES = ("val_reward", "reward", "format_reward", "response_length", "token_entropy", "grad_norm")
 

@@ -26,13 +26,14 @@ class Stopped(KeyboardInterrupt):  # noqa: N818 (as KeyboardInterrupt is no Erro
 
 
 @contextmanager
-def resumable(config: Config, values: Mapping[str, Any]) -> Iterator[Config]:
+def resumable(config: Config, values: Mapping[str, Any], how=None) -> Iterator[Config]:
     """Prints where the run lies before it starts and, should it stop, how to go on with it.
 
     ``with resumable(config, values) as started: run = train(started)``, where ``values`` are the job's
     parameters. ``started`` has its ``run_dir``, a new folder under runs/ unless one was given; run again in
     the same kernel, the cell goes on with a run_dir that was given, or shows it if it is finished. An error
     passes through, so that the job fails; what was written stays. An interrupt and SIGTERM end it cleanly.
+    how: ``f(folder, values)``, what to do to go on; None is ``how_to_resume``, for the notebook.
     """
     if config.dry_run:
         yield config
@@ -46,7 +47,7 @@ def resumable(config: Config, values: Mapping[str, Any]) -> Iterator[Config]:
     again = folder in _STARTED and record.is_file()
     config = dataclasses.replace(config, run_dir=str(folder), resume=config.resume or again)
     _STARTED.add(folder)
-    before, hint_lines = read_bytes(record), how_to_resume(folder, values)
+    before, hint_lines = read_bytes(record), (how or how_to_resume)(folder, values)
     print(f"run folder: {near(folder)}", flush=True)
     to_terminal(f"run folder: {folder}\n{hint_lines}")
     try:

@@ -9,6 +9,7 @@ import torch
 from rlkit.samplers.base import Sampler, SamplingParams
 from rlkit.support.arguments import check_count
 from rlkit.support.stats import mean_se, pass_at_k
+from rlkit.support.text import visible
 from rlkit.tasks.problems import Problem
 from rlkit.tasks.prompts import Prompt
 from rlkit.tasks.rewards import REWARD_KEYS, grade_responses, truths_for
@@ -46,7 +47,7 @@ class Evaluation:
     def examples(self, format_reward: int, answer_reward: int, n: int = 10) -> pd.DataFrame:
         """The first ``n`` responses of one category, to read: is the parser or the model wrong?"""
         chosen = (self.rows.format_reward == format_reward) & (self.rows.answer_reward == answer_reward)
-        return self.rows.loc[chosen, ["question", "response", "gold"]].head(n)
+        return self.rows.loc[chosen, ["question", "response", "gold"]].head(n).map(visible)
 
 
 def evaluate(

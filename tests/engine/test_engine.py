@@ -589,7 +589,8 @@ def test_training_that_cannot_restart_its_server_stops_with_everything_saved_and
         row["step"] for row in map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
     ]
     assert steps == [0, 1, 2, 3, 4]
-    run = train(dataclasses.replace(config, resume=True))  # makes its own sampler, by the config
+    again = dataclasses.replace(config, resume=True, allow_changes=True)  # another reward function
+    run = train(again)  # makes its own sampler, by the config
     assert run.finished and run.metrics.step.tolist() == list(range(7))
     gaps = run.metrics.logprob_gap_mean.dropna()
     assert (
