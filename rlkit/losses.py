@@ -1,6 +1,7 @@
 """The per-token policy-gradient loss, and its mean over a microbatch."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -164,7 +165,10 @@ def compute_policy_gradient_loss(
     if old_log_probs is not None:
         old_log_probs = old_log_probs.detach().to(log_probs.dtype).masked_fill(~mask, 0.0)
     result = method(advantages, log_probs, old_log_probs, mask, cliprange)
-    loss, metadata = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    loss: Any = result
+    metadata: Any = {}
+    if isinstance(result, tuple) and len(result) == 2:
+        loss, metadata = result
     expected = "a loss at every token, or that and a dict of numbers"
     check_shape(f"{name}: the function", loss, shape, expected)
     if not (isinstance(metadata, dict) and all(map(is_one_number, metadata.values()))):

@@ -31,8 +31,11 @@ def main(arguments: list[str]) -> str | None:
         with resumable(config, values, how_to_go_on) as started:
             if started.n_gpus > 1:
                 words = values | {"run_dir": started.run_dir}
-                return start_ranks(started.n_gpus, [f"{name}={value}" for name, value in words.items()])
-            train(started)
+                failed = start_ranks(started.n_gpus, [f"{name}={value}" for name, value in words.items()])
+                if failed:
+                    raise ValueError(failed)
+            else:
+                train(started)
     except Stopped as stop:
         return str(stop)
     except ValueError as error:

@@ -26,7 +26,7 @@ def repo() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_cases() -> Path:
-    """The folder with grading.jsonl and faults.jsonl."""
+    """The folder with the cases: grading*.jsonl and faults.jsonl."""
     return REPO / "tests" / "data"
 
 

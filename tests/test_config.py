@@ -288,7 +288,9 @@ def test_what_is_given_wins_over_the_preset_and_what_is_left_is_filled_in():
 
 
 @pytest.mark.parametrize(
-    "value", [np.array([1, 2]), np.True_, b"3", torch.tensor(True), [1], {"a": 1}, object()], ids=repr
+    "value",
+    [np.array([1, 2]), np.True_, b"3", torch.tensor(True), [1], {"a": 1}, object()],
+    ids=lambda value: type(value).__name__,
 )
 @pytest.mark.parametrize("name", ["n_steps", "lr", "run_dir"])
 def test_what_is_no_value_is_refused_by_name(name, value):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from rlkit.tasks.grading import (
 from rlkit.tasks.grading.cleaning import clean
 from rlkit.tasks.grading.lenient import read_sentence
 from rlkit.tasks.grading.strict import read_quantity
+from rlkit.tasks.grading.units import read_unit
 
 REWARD_FNS = {"r1_zero": r1_zero_reward_fn, "question_only": question_only_reward_fn}
 
@@ -805,6 +807,8 @@ def test_percent_is_a_unit_once_and_for_all():
         ("</answer> </think> <answer> 7", None),
         ("<answer> 7 </answer>", None),
         ("</Think> <Answer> 7 </Answer>", None),
+        ("a </think> <answer> 5 </answer> so <answer> 7", None),  # an earlier tag closes no later answer
+        ("a </think> <answer> 7 </answer> so <answer>", None),
         ("", None),
         (None, None),
         (7, None),
@@ -1096,6 +1100,24 @@ HOSTILE = [
     "\\sin x",
     "(1,",
     "\x1b[0m",
+    "&#9",
+    "&lt;",
+    "\u00b9\u2082",
+    "\\underbrace{7}_{",
+    "\\hspace{",
+    "0.\\overline{3}",
+    "one hundred and ",
+    "if 1, ",
+    "\\boxed{1} and ",
+    "of a day per ",
+    "square apples in the ",
+    "[1,",
+    "\\{1,",
+    "x\\le ",
+    "\\cup(1,2)",
+    "\\begin{pmatrix}1&",
+    "\\sqrt{x}+1,",
+    "over 5 days ",
 ]
 TOWERS = [
     "9**9**9**9",
@@ -1221,6 +1243,52 @@ def test_shared_cases(shared_cases):
         assert len(asked) > 300 and sum(asked) / len(asked) >= 0.98
 
 
+def read_rows(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def verdicts(rows, mode):
+    """(row, wrong way) of the rows whose reward in this mode is not the expected one."""
+    for row in rows:
+        if (expected := row.get(f"expected_{mode}")) is not None:
+            graded = REWARD_FNS[row["prompt_type"]](
+                row["response"], row["ground_truth"], fast=mode == "strict"
+            )
+            yield row, graded["answer_reward"] - expected
+
+
+@pytest.mark.parametrize("name, size, at_least", [("grading-2", 117, 0.97), ("grading-sisters", 798, 0.99)])
+def test_cases_by_kind(shared_cases, name, size, at_least):
+    rows = read_rows(shared_cases / f"{name}.jsonl")
+    strict, lenient = (list(verdicts(rows, mode)) for mode in ("strict", "lenient"))
+    assert len(rows) == size and len(strict) > 0.6 * size < len(lenient)
+    assert [row["id"] for row, off in strict if off] == []
+    missed = [row["id"] for row, off in lenient if off]
+    assert len(missed) <= (1 - at_least) * size, missed
+
+
+@pytest.mark.parametrize("form, share", [("sentence", 0.92), ("box", 0.98), ("tail", 0.8)])
+def test_the_last_sentences_of_gsm8k(gsm8k_dir, form, share):
+    """A worked answer's last sentence, read leniently; strictly its number in a box, or with what follows."""
+    seen = right = 0
+    for row in read_rows(gsm8k_dir / "test.jsonl"):
+        body, _, gold = row["answer"].partition("####")
+        gold, sentence = gold.strip().replace(",", ""), re.sub("<<.*?>>", "", body).strip().split("\n")[-1]
+        tail = re.search(r"(?<![\d.,])\$?([\d,]+(?:\.\d+)?)(?!\d)([^.=<>]*)\.?$", sentence)
+        if form == "sentence":
+            hit = answers_match(sentence, gold, fast=False)
+            assert not answers_match(sentence, f"{gold}1", fast=False)
+        elif tail is None or tail[1].replace(",", "") != gold:
+            continue
+        elif form == "box":
+            boxed = f"{sentence[: tail.start(1)]}\\boxed{{{tail[1]}}}{sentence[tail.end(1) :]}"
+            hit = question_only_reward_fn(f"First we think. {boxed}", gold)["reward"]
+        else:
+            hit = answers_match(tail[0], gold)
+        seen, right = seen + 1, right + hit
+    assert seen > 1200 and right >= share * seen
+
+
 def test_gsm8k_golds_match_themselves(gsm8k_dir):
     """Every gold of the test split, as an answer in three spellings; and never its neighbour."""
     for line in (gsm8k_dir / "test.jsonl").read_text().splitlines():
@@ -1246,11 +1314,53 @@ def test_gsm8k_golds_match_themselves(gsm8k_dir):
         r"\boxed{71}, \boxed{72}",
         r"maybe \boxed{72}",
         r"\boxed{72}?",
+        r"\boxed{71} and \boxed{72}",
+        r"\boxed{71} or \boxed{72}",
+        r"not \boxed{72}",
+        r"It is not equal to \boxed{72}",
+        r"\boxed{72} is wrong",
+        r"\boxed{72}. That is wrong.",
+        r"\boxed{72}, or maybe 73",
+        r"\boxed{72}, 73",
+        r"\boxed{72}.5",
+        r"\boxed{72}\pi",
+        r"\boxed{72} squared",
+        r"\sqrt{\boxed{72}}",
+        r"10^{\boxed{72}}",
+        r"\frac{1}{\boxed{72}}",
+        r"x \le \boxed{72}",
+        r"more than \boxed{72}",
     ],
 )
 @pytest.mark.parametrize("fast", [True, False])
 def test_what_stands_around_a_box_belongs_to_the_answer(answer, fast):
     assert not answers_match(answer, "72", fast)
+    assert question_only_reward_fn(f"So we find: {answer}", "72", fast)["reward"] == 0
+    assert r1_zero_reward_fn(f"t </think> <answer> {answer} </answer>", "72", fast)["reward"] == 0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        r"\boxed{72}",
+        r"So 48 + 24 = \boxed{72}.",
+        r"\[ x = \boxed{72} \]",
+        r"She sold \boxed{72} clips in April and May.",
+        r"\boxed{71} no, \boxed{72}",
+        r"\boxed{71}. Wait, it is \boxed{72}",
+        r"It is not 71 but \boxed{72}.",
+        r"Therefore, the answer is $\boxed{72}$. I hope it is correct.",
+        r"\textbf{Answer: } \boxed{72}",
+        r"$\boxed{72}$ dollars",
+        r"\boxed{72}\%",
+        r"So \boxed{72} girls are not in the team.",
+        r"A profit of $\boxed{72} a day from visits",
+    ],
+)
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_box_in_a_sentence_is_its_answer(answer, fast):
+    assert question_only_reward_fn(answer, "72", fast)["reward"] == 1
+    assert r1_zero_reward_fn(f"t </think> <answer> {answer} </answer>", "72", fast)["reward"] == 1
 
 
 @pytest.mark.parametrize("answer", ["1E999999", "1E+999999", "(1E+999999,2)", "1 E 999999"])
@@ -1348,3 +1458,143 @@ def test_such_words_elsewhere_deny_nothing():
     assert not answers_match("2\u221a36", "26", fast=False) and not answers_match(
         "1\u221a36", "16", fast=False
     )
+
+
+# ---- golds that are no number
+
+GOLDS = r"""
+(0,7) | [0,7] | [0,7) | (0,7] | 0,7 | (7,0) | 7 | 0.7 | \frac{\sqrt{3}}{2} | \frac{\sqrt{2}}{2}
+\sqrt{3} | x+1 | X+1 | x-1 | 1-x | y+1 | x<5 | x \le 5 | x>5 | x \ge 5 | x \ne 5 | y=5x | x=y | \infty
+-\infty | \emptyset | 0 | e | E | i | -i | 3+4i | 3-4i | 4+3i | 2516_8 | 2516_7 | 2516 | (1,2,3,4)
+(1,2) | [1,2] | 1,2 | 12 | \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}
+\begin{pmatrix} 1 & 3 \\ 2 & 4 \end{pmatrix} | \begin{vmatrix} 1 & 2 \\ 3 & 4 \end{vmatrix}
+\begin{pmatrix} 1 \\ 2 \end{pmatrix} | x=1,y=2 | x=2,y=1 | 5 \text{ cm} | 5 m | 5 \text{ cm}^2 | \$5
+5\% | 5^\circ | 5 apples | \pi | 2\pi | \pi^2 | \frac{\pi}{2} | \frac{2}{\pi} | A | a | B | Tuesday
+even | yes | no | \cos x | \sin x | \cos y | \sin^2 x | x^2 | x^3 | 2^x | x^n | e^x | \ln x | \sqrt{x}
+x^2+2x+1 | x^2-1 | \frac{x}{y} | \frac{y}{x} | xy | x+y | x-y | y-x | (1,234) | 1234 | 0.\overline{3}
+0.3 | 0.33 | (-1,3)\cup(5,6) | (-1,3)\cup[5,6) | -1<x<4 | -1\le x<4 | x^2+y^2=1 | x^2+y^2=2
+10\sqrt{2}\text{ cm} | 10\sqrt{2}\text{ m} | 12 minutes | 12 seconds | \{3,4,5\} | (3,4,5) | [3,4,5]
+(5,4,3) | a+2A | 2a+A
+"""
+GOLDS = [gold.strip() for line in GOLDS.strip().splitlines() for gold in line.split(" | ")]
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_gold_matches_itself_in_any_dress_and_no_other(fast):
+    assert len(GOLDS) == len(set(GOLDS)) > 100
+    for gold in GOLDS:
+        for dress in (" %s ", "$%s$", r"\(%s\)", r"\boxed{%s}", r"so it is $\boxed{%s}$."):
+            assert answers_match(dress % gold, gold, fast), (dress, gold)
+        assert answers_match(gold, r"\boxed{%s}" % gold, fast)
+    found = [
+        (answer, gold)
+        for gold in GOLDS
+        for answer in GOLDS
+        if answer != gold and answers_match(answer, gold, fast)
+    ]
+    # a bare number answers a gold with a unit (and the other way round); 0,7 may be meant as 0.7
+    assert {tuple(sorted(pair)) for pair in found} == {
+        ("12", "12 minutes"),
+        ("12", "12 seconds"),
+        ("0,7", "0.7"),
+    }
+
+
+SAME = {
+    r"\left(-2, \frac{5}{3}\right)": ["(-2, 5/3)", r"\left(-2,\frac53\right)"],
+    r"[-1,1]": [r"-1 \le x \le 1", r"x \in [-1, 1]", r"1 \geq x \geq -1"],
+    r"x < -2": ["-2 > x", r"x \lt -2", r"(-\infty, -2)", "(-\u221e,-2)"],
+    r"(-\infty,0)\cup(0,\infty)": ["(-\u221e, 0) \u222a (0, +\u221e)", r"(0,\infty) \cup (-\infty,0)"],
+    r"\{1,2\}": ["1,2", "2, 1", r"\{2,1\}", "x=1, x=2"],
+    "(1,2)": ["(x,y) = (1,2)", "( 1 , 2 )", "(1.0, 4/2)"],
+    r"\frac{2\sqrt{6}}{3}": ["2\u221a6/3", "2*sqrt(6)/3", r"\sqrt{\frac{8}{3}}"],
+    r"y = -\frac{1}{2}x + 3": ["y=3-x/2", "x+2y=6", r"-\frac12 x + 3"],
+    "2(x+3)^2": ["2x^2+12x+18"],
+    "a^2b": ["ba^2"],
+    r"\frac{1}{2}i": ["0.5i", "i/2"],
+    "101101_2": ["101101_{2}", "101101\u2082", "101101 (base 2)"],
+    r"\sin(2x)": [r"\sin 2x", "sin(2x)"],
+    r"3\pi\text{ cm}^2": [r"3\pi", "3\u03c0 cm^2", r"3\pi \text{ square centimeters}"],
+    "15 miles per hour": ["15 mi/h", "15 miles/hour", "15"],
+    "20 square feet": ["20 ft^2", "20 sq ft"],
+    "8 apples": ["8 red apples", "8 apples left"],
+    r"\$4.50": ["4.50 dollars", "4.5"],
+    "(A)": ["A", r"\text{(A)}"],
+    "5m": ["5m", "5 m", "5*m"],
+}
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_other_spellings_of_a_gold(fast):
+    assert [pair for pair in pairs(SAME) if not answers_match(*pair, fast)] == []
+
+
+def test_letters_units_and_brackets_that_differ():
+    for answer, gold in (
+        ("15 miles", "15 miles per hour"),
+        ("20 feet", "20 square feet"),
+        ("8 oranges", "8 apples"),
+        ("The answer is 8 oranges.", "8 apples"),
+        ("\u00a34.50", r"\$4.50"),
+        ("5", "5m"),
+        ("5 meters", "5m"),
+        ("2,1", "x=1, y=2"),
+        ("3.14159265358979323846264338328", r"\pi"),
+        ("1.4142135623730950488", r"\sqrt{2}"),
+        (r"\sqrt{x^2}", "x"),
+        ("", r"\boxed{}"),
+        ("$", "*"),
+    ):
+        assert not answers_match(answer, gold) and not answers_match(answer, gold, fast=False), (answer, gold)
+
+
+def test_lists_of_many_expressions_cost_less_than_a_second():
+    items = [rf"\sqrt{{{k}}}x+{k}" for k in range(2, 12)]
+    start = time.thread_time()
+    assert answers_match(",".join(items), ",".join(reversed(items)))
+    assert not answers_match(",".join(items), ",".join(item.replace("+", "-") for item in items))
+    assert time.thread_time() - start < 1
+
+
+def test_a_prompt_s_grader_is_warm():
+    """math-verify is imported where the grader is asked for, not while a response waits."""
+    script = (
+        "import sys, time, rlkit; rlkit.load_prompt('r1_zero').reward_fn;"
+        "assert 'math_verify' in sys.modules;"
+        "from rlkit.tasks.grading import answers_match; start = time.process_time();"
+        r"assert answers_match(r'\frac{1}{\sqrt{2}}', r'\frac{\sqrt{2}}{2}');"
+        "assert time.process_time() - start < 0.5"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    "tail, unit",
+    [
+        ("", True),
+        ("cm", True),
+        ("km/h", True),
+        ("gallons of water per day", True),
+        ("old wooden toy trains", True),
+        ("birds in her garden", True),
+        ("hours attending classes", True),
+        ("p.m.", True),
+        ("m^2", True),
+        ("\u5143", True),
+        ("apples isn't right", False),
+        ("not apples", False),
+        ("apples or pears", False),
+        ("quadrupled", False),
+        ("invalid", False),
+        ("sevenths", False),
+        ("milliards", False),
+        ("thousand apples", False),
+        ("\u0442\u044b\u0441\u044f\u0447", False),
+        ("fails", False),
+        ("in the shop", False),
+        ("apples by mistake", False),
+    ],
+)
+def test_what_a_unit_is(tail, unit):
+    assert (read_unit(tail) is not None) is unit

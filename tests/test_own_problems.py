@@ -208,6 +208,45 @@ def test_a_run_and_its_plan_read_the_columns(tmp_path):
     assert rollouts.gold.tolist() == asked and set(rollouts.split) == {"train", "validation"}
 
 
+MATH = [  # as MATH writes them: (problem, solution, its gold, a right answer, a wrong one)
+    ("Solve.", r"Thus $x \in \boxed{(0,5)}$.", "(0,5)", "(0, 5)", "0.5"),
+    ("Add.", r"We get $1+1=\boxed{2}$, as $\boxed{2}>1$.", "2", "2", "3"),
+    ("Divide.", r"So it is $\boxed{\dfrac{3}{4}}$.", r"\dfrac{3}{4}", r"\frac34", r"\frac43"),
+    ("Roots?", r"The roots are $\boxed{-1, 3}$.", "-1, 3", "3, -1", "(-1, 3)"),
+    ("How long?", r"It is $\boxed{5 \text{ cm}}$ long.", r"5 \text{ cm}", "5", r"5 \text{ m}"),
+    ("Base?", r"That is $\boxed{2516_8}$.", "2516_8", "2516_{8}", "2516"),
+    ("Simplify.", r"\[\boxed{\frac{\sqrt{2}}{2}}\]", r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}", "0.7071"),
+    ("Which?", r"So the answer is $\boxed{\text{(B)}}$.", r"\text{(B)}", "B", "b"),
+]
+
+
+@pytest.mark.parametrize("prompt", ["r1_zero", "question_only"])
+def test_a_folder_like_math_end_to_end(tmp_path, prompt):
+    """Columns problem and solution, golds in the last box: loaded, trained on, evaluated and graded."""
+    rows = [{"problem": question, "solution": worked, "level": "Level 1"} for question, worked, *_ in MATH]
+    for name in ("train.jsonl", "test.jsonl"):
+        write(tmp_path, name, rows)
+    columns = dict(question_column="problem", answer_column="solution")
+    problems = load_problems(tmp_path, "validation", **columns)
+    assert [p.answer for p in problems] == [gold for _, _, gold, *_ in MATH]
+
+    values = SMALL | dict(n_steps=1, n_val=8, n_val_final=8, n_train=8, prompt=prompt, rollouts_every=1)
+    run = train(Config(run_dir=str(tmp_path / "run"), dataset=str(tmp_path), **values, **columns))
+    assert set(run.rollouts.gold) == {gold for _, _, gold, *_ in MATH} and run.metrics.step.tolist()[-1] == 1
+
+    form = "so </think> <answer> %s </answer>" if prompt == "r1_zero" else r"so it is $\boxed{%s}$."
+
+    class Answers:  # right on the even questions, wrong on the odd ones
+        def generate(self, texts, params, n):
+            answers = [row[3 + i % 2] for i, row in enumerate(MATH)]
+            return [[Completion(form % answer, [1], "stop")] * n for answer in answers]
+
+    evaluation = evaluate(Answers(), problems, load_prompt(prompt), max_tokens=8)
+    assert evaluation.rows.reward.tolist() == [1, 0] * 4
+    evaluation = evaluate(Answers(), problems[::-1], load_prompt(prompt), max_tokens=8)
+    assert not evaluation.rows.reward.any()  # each answer belongs to its own question
+
+
 @pytest.mark.parametrize("where", ["problems", "val_problems", "columns"])
 def test_the_plan_counts_the_tokens_of_ones_own_problems(tmp_path, capsys, where):
     long = Problem("What is " + "1 plus " * 60 + "1?", "61")

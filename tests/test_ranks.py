@@ -101,7 +101,9 @@ def test_a_killed_rank_ends_all_with_one_message_and_resume_goes_on(one_rank, tm
                 os.kill(killed, signal.SIGKILL)
         text = process.communicate()[0]
     said = "rank 1 of 2 was ended by SIGKILL; the run stops, resume goes on from its checkpoint"
-    assert process.returncode == 1 and text.splitlines() == [said]
+    first, *how, last = text.splitlines()
+    assert process.returncode == 1 and first.startswith("run folder: ") and last == said
+    assert len(how) == 2 and how[1].endswith(f"run_dir={tmp_path / 'run'} n_gpus=2 resume=True"), how
     assert_same_run(train(Config(**values | {"run_dir": str(tmp_path / "run"), "resume": True})), one_rank)
 
 

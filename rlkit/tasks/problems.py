@@ -94,8 +94,8 @@ def gold_of(answer) -> str:
     r"""A gold answer as text: of a worked answer what follows its last ``####`` (GSM8K) or stands in its last
     ``\boxed{}`` (MATH), else all of it; 42.0 is 42.
 
-    >>> gold_of("so 6 * 7 = 42 #### 42"), gold_of(r"It is $\boxed{\frac12}$."), gold_of(" (1, 2) "), gold_of(42.0)
-    ('42', '\\frac12', '(1, 2)', '42')
+    >>> gold_of("so 6 * 7 = 42 #### 42"), gold_of(r"It is $\boxed{(1, 2)}$."), gold_of(" 4.5 "), gold_of(42.0)
+    ('42', '(1, 2)', '4.5', '42')
     """
     if isinstance(answer, float) and math.isfinite(answer):
         answer = int(answer) if answer == int(answer) else str(answer)

@@ -12,9 +12,7 @@ _TWINS = (  # an ordinary character, then those read as it that Unicode does not
 )
 _ORDINARY = {twin: group[0] for group in _TWINS.split(" ") for twin in group}
 # raised and lowered digits are an exponent and a base, never digits of the number before them
-_SCRIPTS = {"^": "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b"}
-_SCRIPTS["_"] = "".join(map(chr, range(0x2080, 0x208A)))
-_RAISED = [(re.compile(f"[{chars}]+"), mark) for mark, chars in _SCRIPTS.items()]
+_SCRIPTS = re.compile("([\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b]+)|[\u2080-\u2089]+")
 # what cannot be seen becomes a blank, so that it never glues two digits into a number
 _UNSEEN = re.compile(
     r"[\x00-\x1f\x7f\x85\u1680\u2000-\u2006\u2008\u200a\u200b\u200e\u200f\u2028\u2029\u205f\u2060\u3000\ufeff]"
@@ -60,8 +58,9 @@ def clean(text: str) -> str:
     if "&" in text:
         text = html.unescape(text)
     if not (text.isascii() and text.isprintable()):
-        for digits, mark in _RAISED:
-            text = digits.sub(lambda m: f"{mark}{{{unicodedata.normalize('NFKC', m[0])}}}", text)
+        text = _SCRIPTS.sub(
+            lambda m: f"{'^' if m[1] else '_'}{{{unicodedata.normalize('NFKC', m[0])}}}", text
+        )
         text = "".join(map(_ordinary, _UNSEEN.sub(" ", text)))
     if "\\" in text or "{,}" in text or "~" in text:
         text = text.replace("{,}", ",")

@@ -1,7 +1,7 @@
 r"""Single expressions with letters, roots or functions: whether two are equal.
 
-math-verify reads the LaTeX; its verdict is not asked, for its simplification has no bound and takes X for x. Two
-expressions are equal when their values agree, to 25 digits, at three points (a Schwartz-Zippel test).
+math-verify reads the LaTeX. Its verdict is not asked: it takes X for x, and its simplification has no bound.
+Two expressions are equal when their values agree, to 25 digits, at three points (a Schwartz-Zippel test).
 """
 
 import logging
@@ -10,6 +10,7 @@ import re
 from functools import lru_cache
 
 from rlkit.tasks.grading.arithmetic import read_expression
+from rlkit.tasks.grading.cleaning import clean
 from rlkit.tasks.grading.strict import Quantity, quantity_of
 from rlkit.tasks.grading.units import Unit
 
@@ -29,13 +30,24 @@ _DECIMAL = re.compile(r"(\d*)\.(\d+)")
 _POINTS = 3
 
 
+@lru_cache(maxsize=1 << 16)
+def exact_quantity(text: str) -> Quantity | None:
+    """A gold's number with its unit, sums worked out; else None: 0,5 is a list of two, 5m is algebra."""
+    if re.fullmatch(r"0,\d+|.*\d[A-Za-z]", text):
+        return None
+    quantity = quantity_of(text)
+    if quantity is None and (value := read_expression(clean(text))) is not None:
+        quantity = Quantity(value, Unit())
+    return quantity
+
+
 def same_expression(given: str, gold: str, scaled: bool = False) -> bool:
     """Whether two expressions are equal; scaled: whether one is a constant times the other (equations)."""
     if given == gold:
         return bool(gold)
     if re.fullmatch("[A-Za-z][A-Za-z ]{2,}|[Nn][Oo]", gold) and given.lower() == gold.lower():
         return True  # a word
-    numbers = _number(given), _number(gold)
+    numbers = exact_quantity(given), exact_quantity(gold)
     if None not in numbers and not scaled:
         return numbers[0].value == numbers[1].value and numbers[0].unit.agrees(numbers[1].unit)
     letters = _letters(given)
@@ -45,13 +57,6 @@ def same_expression(given: str, gold: str, scaled: bool = False) -> bool:
     return _agree(_values(given), _values(gold), scaled)
 
 
-def _number(text: str) -> Quantity | None:
-    quantity = quantity_of(text)
-    if quantity is None and (value := read_expression(text)) is not None:
-        quantity = Quantity(value, Unit())
-    return quantity
-
-
 def _letters(text: str) -> set[str]:
     return set("".join(_LETTER.findall(text)))
 
@@ -59,8 +64,8 @@ def _letters(text: str) -> set[str]:
 def _safe(text: str) -> bool:
     """Whether sympy may see it: known tokens, short, shallow, few letters, small exponents and roots.
 
-    sympy works out what it is shown: 10**123456789, or a tower of exponents. So the product of all exponents is
-    bounded, and no number has more than six digits.
+    sympy works out what it is shown: 10**123456789, or a tower of exponents. So the product of all exponents
+    is bounded, and no number has more than six digits.
     """
     depth = deepest = 0
     for char in text:
@@ -98,8 +103,9 @@ def warm() -> None:
 
 @lru_cache(maxsize=1 << 12)
 def _values(text: str):
-    """What math-verify reads in LaTeX, in numbers: a list of the values at three points, each letter having its
-    own value there; the sympy expression itself if it has none (infinity); None if nothing is read."""
+    """What math-verify reads in LaTeX, as values at three points, where each letter has a value of its own.
+
+    The sympy expression itself if it has no finite values (infinity); None if nothing is read."""
     import math_verify  # here, not above: it imports sympy, and plain numbers never need it
     import sympy
     from latex2sympy2_extended import NormalizationConfig

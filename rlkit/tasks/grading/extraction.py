@@ -3,8 +3,8 @@ r"""Where an answer stands in a response, and the one rule for what stands aroun
 A box is the answer of its sentence. In front of it stands nothing, a word, an equals sign or a colon; behind
 it nothing, a stop, a unit or the rest of a sentence ('is the answer', 'in April'). Signs, digits, operators,
 number words, questions, and words that deny or doubt make it another answer, in either prompt:
-``-\boxed{7}``, ``\boxed{7}00``, ``\boxed{7} thousand``, ``not \boxed{7}`` are not 7. Boxes joined by a comma or
-'and' are one list.
+``-\boxed{7}``, ``\boxed{7}00``, ``\boxed{7} thousand``, ``not \boxed{7}`` are not 7. Boxes joined by a comma
+or 'and' are one list.
 """
 
 import re
@@ -17,23 +17,24 @@ MAX_AROUND = 300  # characters looked at on each side of a box
 _SPACE = r"\\(?:[,;:! ]|(?:q?quad|displaystyle|left|right|[bB]igg?)(?![A-Za-z]))"
 _WRAP = r"\\(?:text(?:bf|it|rm)?|math(?:bf|rm)|mbox|underline|large|Large)\s*\{"
 _OPENERS = re.compile(rf"(?:{_WRAP}|{_SPACE}|\\[(\[$]|[\s*_`\"'(\[{{{MONEY}])+$")
-_CLOSERS = re.compile(rf"^(?:{_SPACE}|\\[)\]]|[\s*_`\"')\]}}$])+")
+_CLOSERS = re.compile(rf"^(?:{_SPACE}|\\end\{{[a-z]+\*?\}}|\\[)\]]|[\s*_`\"')\]}}$])+")
 _MAY_PRECEDE = re.compile(
-    r"(?:^|[^\W\d_]|[:,;\u2192\u21d2\u2234]|(?<![\d.])\.|(?<![!<>~/=\\])=+>?|\\(?:text|math|boxed)\w*\{[^{}]*\}|\([^()]*[a-z]{2}[^()]*\)"
-    r"|\\(?:[rR]ightarrow|[lL]ongrightarrow|implies|therefore|to))$"
+    r"(?:^|[^\W\d_]|[:,;\u2192\u21d2\u2234]|(?<![\d.])\.|(?<![!<>~/=\\])=+>?"
+    r"|\\(?:text|math|boxed)\w*\{[^{}]*\}|\([^()]*[a-z]{2}[^()]*\)|\\(?:[rR]ightarrow|[lL]ongrightarrow|implies|therefore|to))$"
 )
+_GLUED = re.compile(r"(?:\d[:.,]|[A-Za-z]\()[\\$]*$")  # 1:, 0., f(
 _COMMAND = re.compile(r"\\[A-Za-z]+$")
-_CLAUSE = re.compile(r"[,;:]\s|\b(?:but|so|then|hence|thus|therefore|that)\b|=", re.I)
+_CLAUSE = re.compile(r"[,;:](?:\s|$)|\b(?:but|so|then|hence|thus|therefore|that)\b|=", re.I)
 _SENTENCE_END = re.compile(r"[.!?;]\s")
 _TAKEN_BACK = re.compile(
-    r"\W*(?:no|not|never|wait|oops|wrong|sorry|actually|that is (?:not|wrong)|scratch|or|maybe|perhaps|possibly"
-    r"|if|unless|plus|minus)\b",
+    r"\W*(?:no|not|never|wait|oops|wrong|sorry|actually|that is (?:not|wrong)|scratch|or|maybe|perhaps"
+    r"|possibly|if|unless|plus|minus)\b",
     re.I,
 )
 
 
 def extract_answer(response) -> str | None:
-    """Text of the LAST ``<answer>`` tag; None without ``</think> <answer>`` or if its ``</answer>`` is missing."""
+    """Text of the LAST ``<answer>`` tag; None without ``</think> <answer>`` or its own ``</answer>``."""
     if not isinstance(response, str) or (start := response.find("</think> <answer>")) < 0:
         return None
     answer, closed, _ = response[start:].rpartition("<answer>")[2].partition("</answer>")
@@ -57,16 +58,21 @@ def unboxed(text: str) -> str | None:
     if (inside := last_boxed(text)) is None:
         return None
     before, _, after = text.rpartition(r"\boxed{")
-    before = _SENTENCE_END.split(before.rstrip(" $")[-MAX_AROUND:].rpartition("\n")[2])[-1]
+    if _GLUED.search(before[-8:]):
+        return None
+    before = _SENTENCE_END.split(before.rstrip()[-MAX_AROUND:].rpartition("\n")[2])[-1]
     before = _OPENERS.sub("", before)
     after = _CLOSERS.sub("", after[len(inside) + 1 :][:MAX_AROUND].partition("\n")[0])
     command = _COMMAND.search(before)
     if not _MAY_PRECEDE.search(before) or (command and not _MAY_PRECEDE.fullmatch(command[0])):
         return None
-    clause = clean(_CLAUSE.split(before.rstrip(":= "))[-1])
+    clause = clean(_CLAUSE.split(before.rstrip(": "))[-1])
     if denied(f"{clause} 7", f"{clause} 7"):
         return None
-    if re.search(r"(?:[,;&]|\band)$", before) and (other := last_boxed(before)) not in (None, inside):
+    if re.search(r"\}[\s$)]*(?:[,;&]|,?\s*and)$", before) and (other := last_boxed(before)) not in (
+        None,
+        inside,
+    ):
         inside = f"{other}, {inside}"
     stop = re.search(r"[.,;:](?!\d)|$", after)
     tail, rest = clean(after[: stop.start()]), after[stop.end() :]
@@ -74,4 +80,4 @@ def unboxed(text: str) -> str | None:
         return None
     if read_unit(tail) is not None:
         return f"{inside} {tail}".rstrip()
-    return inside if may_follow(tail) and not denied(f"7 {tail}", f"7 {tail}") else None
+    return inside if may_follow(tail) else None

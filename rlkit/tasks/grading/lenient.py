@@ -42,23 +42,26 @@ _UNSOLVED = re.compile(
 # in the sentence that states the answer: it is denied, conditional or one of several
 _DENIALS = _any(
     "not, never, no, none, neither, nor, or, if, unless, else, otherwise, except, excluding, instead, "
-    "rather, versus, vs, between, assuming, suppose, (?:is|was|are|does|do|did|wo|ca|ai)nt, rejected, "
-    "ruled out, contradicts?, violates?, fails, would fail, seems?, too (?:high|low|big|small|large|many|much|few), "
-    "(?:would|could|should) have been, had (?:s?he|they|it|i|we|you), makes no sense, supposed to, nobody, no one"
+    "rather, versus, vs, between, assuming, suppose, (?:is|was|are|does|do|did|wo|ca|ai)nt, rejected, ruled "
+    "out, contradicts?, violates?, fails, would fail, seems?, too "
+    "(?:high|low|big|small|large|many|much|few), (?:would|could|should) have (?:been|had), had "
+    "(?:s?he|they|it|i|we|you), makes no sense, supposed to, nobody, no one, nowhere, outside"
 )
 _NOT = re.compile(_DENIALS + r"|n't\b", re.I)
 # next to a number: it is a bound or the start of a longer term, not the value
 _BOUND_BEFORE = _any(
     "than, at least, at most, up to, almost, nearly, over, under, above, below, within, beyond, exceeds?, "
     "exceeding, minimum of, maximum of, upwards of, short of, out of, half, half of, third of, quarter of, "
-    "(?:twice|double|triple)(?: of)?, (?:root|squares?|cubes?|inverse|opposite|factors?|divisors?|multiples?|digits?"
-    "|powers?) of, after, before, until, (?:starts?|starting|begins?|beginning) (?:at|from|with), "
-    "(?:see|(?:see|on|in)(?: the)? (?:step|page|question|problem|equation|line|chapter|section|figure|table|example|exercise|item|note)), (?:prime|number|integer|multiple|square) (?:to|above|below)",
+    "(?:twice|double|triple)(?: of)?, "
+    "(?:root|squares?|cubes?|inverse|opposite|factors?|divisors?|multiples?|digits?|powers?) of, "
+    "(?:starts?|starting|begins?|beginning) (?:at|from|with), (?<![a-z] )see, (?:(?:see|on|in)(?: the)? "
+    "(?:step|page|question|problem|equation|line|chapter|section|figure|table|example|exercise|item|note)), "
+    "(?:prime|number|integer|multiple|square) (?:to|after|before|above|below)",
     after=_DIGIT,
 )
 _BOUND_AFTER = _any(
     "squared, cubed, factorial, remainder, modulo, plus, minus, pi, doubled, halved, ish, odd, below, mil, "
-    "bil, grand, tripled, quadrupled, quintupled, negated, upwards?, downwards?",
+    "bil, grand, tripled, quadrupled, quintupled, negated, upwards?, downwards?, and (?:up|above|over)",
     before=r"\d[\s-]*",
 )
 _BOUND = re.compile(rf"{_BOUND_BEFORE}|{_BOUND_AFTER}|\d\s*\+\s*(?![\s(\d{MONEY}.-])", re.I)
@@ -69,18 +72,20 @@ _GOVERNED_BEFORE = _any(
     "ignore, disregard, discard, question, root, reciprocal of, negation of, negative of, factorial of",
     after=_DIGIT,
 )
-_RETRACTED = (  # as the last word it speaks of the answer: '72 estimated', '72 invalid' (but '72 invalid votes')
-    "estimated, est, approximated, rounded, guessed, assumed, supposedly, allegedly, presumably, hypothetically, "
-    "tentative, tentatively, conjecture, unverified, unconfirmed, doubtful, dubious, questionable, debatable, "
-    "disputed, untrue, refuted, retracted, invalid, void, error, typo, mistake, undo, scratch, disregard, "
-    "nevermind, mind, oops, sorry, hmm, nope, nah, kidding, jk, max, maximum, minimum, tops, most, least"
+# as the last word it speaks of the answer: '72 estimated', '72 invalid' (but '72 invalid votes')
+_RETRACTED = (
+    "estimated, est, approximated, rounded, guessed, assumed, supposedly, allegedly, presumably, "
+    "hypothetically, tentative, tentatively, conjecture, unverified, unconfirmed, doubtful, dubious, "
+    "questionable, debatable, disputed, untrue, refuted, retracted, discarded, excluded, eliminated, "
+    "dismissed, invalid, void, error, typo, mistake, undo, scratch, disregard, nevermind, mind, oops, sorry, "
+    "hmm, nope, nah, kidding, jk, max, maximum, minimum, tops, most, least"
 )
 _TAKEN_BACK = _any(_RETRACTED, r"\d\W{0,3}(?:(?:an?|my|in|at)\s)?", r"\b(?!\s+[^\W\d])")
 _GOVERNED = re.compile(f"{_GOVERNED_BEFORE}|{_TAKEN_BACK}", re.I)
 # no sentence holds it: brackets, inequalities, code, leftover LaTeX, direction overrides, factorials, '15...'
 _FOREIGN = re.compile(
-    r"[<>\[\]{}|\\@_\u00b1\u00ac\u2030\u2031\u2a00-\u2aff\u2200-\u220d\u220f-\u2233\u2236-\u2247\u2249-\u22ff\u2308-\u230b"
-    r"\u202a-\u202e\u2066-\u2069]|[A-Za-z]\(|\$\("  # all of mathematics but therefore, qed, about
+    r"[<>\[\]{}|\\@_\u00b1\u00ac\u2030\u2031\u2a00-\u2aff\u2200-\u220d\u220f-\u2233\u2236-\u2247\u2249-\u22ff"
+    r"\u2308-\u230b\u202a-\u202e\u2066-\u2069]|[A-Za-z]\(|\$\("  # mathematics but therefore, qed, about
     r"|!=|/=|[-+]\s?/\s?[-+]|\d(?:!|\s?\.\.|\.[A-Za-z_])|\d\s*-\W*$"
     r"|\([-\d.\s]{1,20},[-\d.,\s]{1,40}\)"  # a point
 )
@@ -106,17 +111,22 @@ _NUMBER_WORDS = re.compile(
 )
 # 'over 5 days', 'in these 3 weeks': a circumstance, if another number is stated
 _CIRCUMSTANCE = re.compile(
-    r"\b(?:over|after|for|in|within|during|these|those)(?: all)?(?: the)?(?: course of)?(?: next| first| last)? "
-    rf"{NUMBER} (?:second|minute|hour|day|week|month|year)s?\b",
+    r"\b(?:over|after|for|in|within|during|these|those)(?: all)?(?: the)?(?: course of)?"
+    rf"(?: next| first| last)? {NUMBER} (?:second|minute|hour|day|week|month|year)s?\b",
     re.I,
 )
 _GOES_ON = re.compile(
-    r"(?:is|are|was|were|which|because|since|as|in|for|per|each|on|at|by|when|where|with|during|left|total|remain"
-    r"|altogether|together|more|this|that|so|and(?!\W*(?:\d|\\boxed)))\b",
+    r"(?:is|are|was|were|which|who|because|since|as|in|for|per|each|on|at|by|of|from|when|where|with|during"
+    r"|remain|altogether|together|this|that|so|to(?!\W*\d| the [a-z]+(?:th|ird|ond)\b)"
+    r"|and(?!\W*(?:\d|\\boxed)))\b",
     re.I,
 )
+_UNSAID = re.compile(
+    r"(?:\bnot|n't|\bnever)\s+(?:an? |the )?(?:right|correct|answer|true|possible|valid|it)\b", re.I
+)
+_JOINED = re.compile(r"\W*(?:(?:or|and|to|plus|minus|times|less|versus|vs)\b\W*)?(?:\d|\\boxed)", re.I)
 _STARTS = re.compile(rf"[{MONEY}\s-]*{NUMBER}(?:\s*/\s*{NUMBER})?\s+(?=[^\W\d_]{{2}})")
-_IF_THEN = re.compile(r"\bif\b[^.;]{1,200}?\bthen\b", re.I)
+_IF_THEN = re.compile(r"\bif\b[^.;]{1,200}?(?:\bthen\b|,\s)", re.I)
 _SIGNS = {"plus|added to": " + ", "minus": " - ", "times|multiplied by": " * ", "divided by": " / "}
 _SPOKEN = [(re.compile(rf"(?<=[\d)%])\s+(?:{words})\s+(?=[{MONEY}\d(])"), _SIGNS[words]) for words in _SIGNS]
 
@@ -155,8 +165,12 @@ def sentence_quantity(text: str) -> Quantity | None:
         return None
     sentence = text[max(text.rfind(stop, 0, start) for stop in (". ", "! ", "? ", "; ")) + 1 : start]
     if re.search(r"\d", without := _CIRCUMSTANCE.sub(" ", stated)):
-        stated = without
-    if (head := _STARTS.match(text)) and not may_follow(text[head.end() :]):
+        sentence, stated = _CIRCUMSTANCE.sub(" ", sentence), without
+    if (
+        (head := _STARTS.match(text))
+        and not re.search(r"\d", tail := text[head.end() :])
+        and not may_follow(tail)
+    ):
         return None
     if denied(f"{sentence} {stated}", stated) or (value := _agreed(stated)) is None:
         return None
@@ -175,8 +189,12 @@ def denied(sentence: str, stated: str) -> bool:
 
 def may_follow(tail: str) -> bool:
     """Whether this text behind a number or a box leaves it the answer: a unit, or the rest of a sentence."""
-    word = re.match(r"[\w'%$\u00b0-]+", tail)
-    return bool(_GOES_ON.match(tail)) or bool(word and read_unit(word[0]))
+    ends = [word.end() for word in re.finditer(r"\S+", tail)][:4]
+    for end in reversed(ends):
+        if not tail[:end].endswith("in") and read_unit(tail[:end].rstrip(".,;:")) is not None:
+            rest = tail[end:]
+            return not (DOUBT.search(rest) or _UNSAID.search(rest) or _JOINED.match(rest))
+    return bool(_GOES_ON.match(tail)) and not denied(f"7 {tail}", f"7 {tail}")
 
 
 def _unit_beside(text: str, value: Fraction) -> Unit:

@@ -1,6 +1,6 @@
 """The strict reader: ONE quantity, such as '$1,200.50', '7 1/2 cups' or '2 thousand', as an exact Fraction.
 
-Around the number stand a money sign or a unit (``units.py``) or nothing; a sentence, a sum left unevaluated or
+Around the number stands a money sign, a unit (``units.py``) or nothing; a sentence, a sum left unevaluated or
 a second number is not read. Regular expressions and Fractions only: exact, quick and safe in any thread.
 """
 

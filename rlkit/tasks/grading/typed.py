@@ -1,9 +1,10 @@
 r"""Golds that are not a plain number, compared as what they are.
 
-``read`` gives a text its type: an interval, point or tuple (its brackets and its order count), a set or a list
+``read`` gives a text its type: an interval, point or tuple (its brackets and order count), a set or a list
 (order does not count), a union, a matrix, an equation or inequality, a number in a base, or else one
-expression. Values of one type are compared part by part, down to single expressions (``expressions.py``); 5 for
-x = 5, [2, 3) for 2 <= x < 3 and 1, 2 for {1, 2} are the only crossings. Letters keep their case, words do not.
+expression. Values of one type are compared part by part, down to single expressions (``expressions.py``). The
+only crossings are 5 for x = 5, [2, 3) for 2 <= x < 3 and 1, 2 for {1, 2}. Letters keep their case, words need
+not.
 """
 
 import re
@@ -47,13 +48,11 @@ _BASE = re.compile(r"(\w+)_\{?(\d{1,2})\}?")
 _RELATION = re.compile("[=<>\u2264\u2265\u2260]")
 _ENDS = {"<": "()", "\u2264": "[]"}
 _FLIPPED = {">": "<", "\u2265": "\u2264"}
-_NAME = re.compile(
-    r"[A-Za-z](?:_\{?\w\}?)?|[A-Za-z]\([A-Za-z]\)|\([A-Za-z](?:,[A-Za-z]){1,3}\)"
-)  # x, f(x), (x,y)
+_NAME = re.compile(r"[A-Za-z](?:_\{?\w\}?)?|[A-Za-z]\([A-Za-z]\)")  # x, x_1, f(x)
 
 
 class Typed(NamedTuple):
-    """kind: "()", "[)", "{}", "list", "union", "rows", "base", the signs of a relation, or "" (one expression)."""
+    """kind: "()", "[)", "{}", "list", "union", "rows", "base", a relation's signs, or "" (one expression)."""
 
     kind: str
     parts: tuple  # of Typed; of str for "base" and ""
@@ -96,12 +95,12 @@ def _says(answer: str, gold: str) -> bool:
 
 def _split_unit(text: str) -> tuple[str, Unit]:
     """(expression, unit): the unit that stands in roman letters or as a word of two letters behind it."""
-    text = text.strip(" $.")
+    text = re.sub(r"^(?:\\[(\[]|[\s$])+|(?:\\[)\]]|[\s$.])+$", "", text)
     for pattern in (_UNIT_TEXT, _UNIT_WORDS):
         match = pattern.search(text)
         if match and re.search(r"[\d})]|\\pi", text[: match.start()]):
             if (unit := read_unit(clean(match[1] + match[2]))) is not None:
-                return text[: match.start()].strip(" $\\,;"), unit
+                return text[: match.start()].rstrip(" $\\,;"), unit
     return text, Unit()
 
 
@@ -178,7 +177,7 @@ def _equal(given: Typed, gold: Typed) -> bool:
     if gold.kind == given.kind == "base":
         return given == gold
     for side, other in ((gold, given), (given, gold)):  # 5 for x = 5, and x = 5 for 5
-        if side.kind == "=" and _NAME.fullmatch(_text(side.parts[0])) and not _RELATION.search(other.kind):
+        if side.kind == "=" and _names(side.parts[0]) and not _RELATION.search(other.kind):
             return _equal(given, gold.parts[1]) if side is gold else _equal(given.parts[1], gold)
     if {given.kind, gold.kind} == {"{}", "list"} or given.kind == gold.kind in ("{}", "list", "union"):
         return _equal_unordered(given.parts, gold.parts)
@@ -210,7 +209,7 @@ def _interval(relation: Typed) -> Typed:
     """x < 5 as the interval (-oo, 5), 1 < x <= 3 as (1, 3]; anything else as it is."""
     if not relation.kind or not set(relation.kind) <= set(_ENDS):
         return relation
-    where = [i for i, side in enumerate(relation.parts) if _NAME.fullmatch(_text(side))]
+    where = [i for i, side in enumerate(relation.parts) if _names(side)]
     if where == [1] and len(relation.parts) == 3:
         (low, high), (left, _, right) = relation.kind, relation.parts
         return Typed(_ENDS[low][0] + _ENDS[high][1], (left, right))
@@ -219,6 +218,11 @@ def _interval(relation: Typed) -> Typed:
     if where == [1]:
         return Typed(_ENDS[relation.kind][0] + ")", (relation.parts[0], Typed("", ("\\infty",))))
     return relation
+
+
+def _names(part: Typed) -> bool:
+    """Whether this is a name, or names in brackets: x, f(x), (x, y)."""
+    return all(map(_names, part.parts)) if part.kind == "()" else bool(_NAME.fullmatch(_text(part)))
 
 
 def _text(part: Typed) -> str:
