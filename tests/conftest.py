@@ -12,7 +12,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # servers, ranks, kills and memory limits are tested with signals, /proc and fork
-POSIX_ONLY = ["test_vllm_server.py", "test_ranks.py", "test_resume.py", "test_memory.py", "engine"]
+POSIX_ONLY = ["test_vllm_server.py", "test_ranks.py", "test_resume.py", "test_memory.py", "engine", "kills"]
 collect_ignore = POSIX_ONLY if sys.platform == "win32" else []
 
 REPO = Path(__file__).resolve().parent.parent

@@ -1,5 +1,6 @@
 """What a fresh clone installs: versions agree everywhere, lists are complete, imports stay light."""
 
+import json
 import os
 import re
 import stat
@@ -9,6 +10,7 @@ import tomllib
 from importlib.metadata import PackageNotFoundError, metadata
 
 import pytest
+import wheels
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -58,6 +60,16 @@ def test_pins_install_on_the_oldest_python(project, pins):
             continue
     assert len(wanted) > 80
     assert {name: spec for name, spec in wanted.items() if not SpecifierSet(spec).contains(oldest)} == {}
+
+
+def test_every_pin_has_wheels_for_each_python_and_platform(project):
+    """As pip was last asked, for these very pins; `python tests/wheels.py` asks again."""
+    table = json.loads(wheels.TABLE.read_text())
+    assert table["pins"] == wheels.pins(), "a pin has changed: run python tests/wheels.py"
+    assert table["lacks"] == {f"{v} {on}": "" for v in wheels.PYTHONS for on in wheels.PLATFORMS}
+    assert len(wheels.PLATFORMS) == 4 and len(table["pins"]) > 150
+    assert all(SpecifierSet(project["requires-python"]).contains(v) for v in wheels.PYTHONS)
+    assert not SpecifierSet(project["requires-python"]).contains("3.10")
 
 
 def test_conda_users_get_the_same_environment(repo, project):

@@ -13,7 +13,7 @@ import torch, transformers, pandas, psutil, matplotlib, IPython, papermill, mult
 
 MODULES = "fcntl resource termios pwd grp tty pty syslog".split()
 FUNCTIONS = "fork forkpty killpg getuid geteuid getgid getpgid getsid setsid setpgrp uname nice mkfifo chown"
-CONSTANTS = "sched_getaffinity sched_setaffinity getloadavg O_NONBLOCK O_DIRECTORY"
+CONSTANTS = "sched_getaffinity sched_setaffinity getloadavg O_DIRECTORY"
 SIGNALS = "SIGHUP SIGKILL SIGUSR1 SIGUSR2 SIGALRM SIGCHLD SIGPIPE SIGQUIT alarm setitimer pthread_sigmask"
 
 

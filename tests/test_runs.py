@@ -58,7 +58,11 @@ def test_config_json_says_what_when_where_and_with_what(tmp_path):
     assert record["seed"] == 3 and record["lr"] == 1e-4 and record["normalization_constant"] == 8192.0
     assert record["algorithm"]["name"] == "drgrpo" and record["algorithm"]["advantage_normalizer"] == "none"
     about = record["provenance"]
-    assert about["versions"]["torch"] == torch.__version__ and about["machine"]["cores"] and about["started"]
+    assert (
+        about["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+        and about["machine"]["cores"]
+        and about["started"]
+    )
     assert set(about) == {"started", "command", "versions", "git", "machine"}
 
 
