@@ -25,13 +25,13 @@ export JUPYTER_PREFER_ENV_PATH := 1
 export OMP_NUM_THREADS ?= 1
 SHELL := /bin/bash
 
-.PHONY: help train lint test test-unit test-kills test-notebooks vllm-cpu test-vllm notebooks laptop-model bench install lock clean
+.PHONY: help train lint test test-unit test-slow test-notebooks vllm-cpu test-vllm notebooks laptop-model bench install lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make train ALGO=drgrpo   train the laptop model with one algorithm; ARGS='-p seed 1 -p lr 2e-4' for more"
 	@echo "make test                all tests, then every notebook against its saved outputs"
-	@echo "make test-kills          jobs killed at random moments, 50 times: all must end as if nothing had happened"
+	@echo "make test-slow           whole jobs: several ranks, other platforms, fifty jobs killed at random moments"
 	@echo "make lint                ruff (format and lint) and pyright"
 	@echo "make notebooks           execute every notebook again and save its outputs"
 	@echo "make laptop-model        rebuild the small base model that ships with the package"
@@ -60,10 +60,10 @@ train: $(VENV)/.installed
 test: test-unit test-notebooks
 
 test-unit: $(VENV)/.installed
-	pytest -n $(WORKERS) -m "not vllm and not kills" tests
+	pytest -n $(WORKERS) -m "not vllm and not slow" tests
 
-test-kills: $(VENV)/.installed
-	pytest -n $(WORKERS) -m kills tests/kills
+test-slow: $(VENV)/.installed
+	pytest -n $(WORKERS) -m slow tests
 
 test-notebooks: $(VENV)/.installed
 	pytest -n $(WORKERS) $(NBVAL) $(NOTEBOOK_FILES)

@@ -228,6 +228,7 @@ def test_a_failure_keeps_the_run_and_says_how_to_go_on(repo, tmp_path, monkeypat
     ],
     ids=["no_validation", "no_rollouts", "nothing"],
 )
+@pytest.mark.slow
 def test_a_run_that_measured_little_is_still_a_finished_job(repo, tmp_path, settings, said):
     done = papermill(repo, tmp_path, "train", *settings)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -76,6 +76,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 def test_the_estimate_is_within_a_quarter_of_what_a_step_takes():
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
     command = [sys.executable, "-c", SCRIPT, json.dumps(list(CASES.values()))]

@@ -145,7 +145,8 @@ def test_what_cannot_be_saved_is_found_at_the_start(tmp_path, capsys):
 def test_a_hub_id_may_name_a_revision_and_a_folder_may_hold_an_at(tmp_path, monkeypatch):
     save_tiny_model(tmp_path / "my@model")
     assert load_model(tmp_path / "my@model")[0].config.model_type == "olmo2"
-    assert revision_of(str(tmp_path / "my@model")) == {
+    data = {"trust_remote_code": False}
+    assert revision_of(str(tmp_path / "my@model")) == data | {
         "pretrained_model_name_or_path": str(tmp_path / "my@model")
     }
     asked = []
@@ -153,4 +154,4 @@ def test_a_hub_id_may_name_a_revision_and_a_folder_may_hold_an_at(tmp_path, monk
         monkeypatch.setattr(reader, "from_pretrained", lambda **options: asked.append(options) or 1 / 0)
     with pytest.raises(ValueError, match="could not load 'owner/name@refs/pr/1'"):
         load_model("owner/name@refs/pr/1")
-    assert asked == [{"pretrained_model_name_or_path": "owner/name", "revision": "refs/pr/1"}]
+    assert asked == [data | {"pretrained_model_name_or_path": "owner/name", "revision": "refs/pr/1"}]

@@ -47,6 +47,7 @@ def modules(repo):
     return [name for name in dotted if name not in own]
 
 
+@pytest.mark.slow
 def test_everything_imports_and_trains_without_posix(repo, tmp_path):
     code = f"""{WITHOUT_POSIX}
 from importlib import import_module
@@ -178,6 +179,7 @@ shutil._use_fd_functions = False  # as on Windows
 """
 
 
+@pytest.mark.slow
 def test_a_run_on_windows_file_rules(tmp_path):
     """Open files stay where they are, a rename replaces nothing, no folder is opened, no ":" in names."""
     folder = str(tmp_path)
@@ -234,6 +236,7 @@ print("done")
     assert run(code, cwd=tmp_path).endswith("done\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
 def test_what_we_print_can_be_printed(encoding, tmp_path):
     """An old encoding of stdout ends no job, also where a model or a folder has other scripts."""

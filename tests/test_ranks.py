@@ -61,6 +61,7 @@ def assert_same_run(run, expected):
         assert mine[name].to_numpy() == pytest.approx(theirs[name].to_numpy(), abs=5e-5, nan_ok=True), name
 
 
+@pytest.mark.slow
 def test_steps_of_a_sharded_model_equal_one_ranks():
     process = started(3, str(Path(__file__).with_name("ranks_compare.py")))
     text = process.communicate()[0]
@@ -73,6 +74,7 @@ def test_two_ranks_train_what_one_does_and_others_resume_it(one_rank, tmp_path):
     assert len(run.rollouts) == len(one_rank.rollouts)
 
 
+@pytest.mark.slow
 def test_without_validation_the_final_model_is_the_trained_one_and_one_rank_resumes_it(tmp_path):
     values = SMALL | {"n_val": 0}
     half = run_ranks(2, tmp_path / "half", n_steps=2, n_val=0)
@@ -83,11 +85,13 @@ def test_without_validation_the_final_model_is_the_trained_one_and_one_rank_resu
     assert_same_run(*map(train, longer))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_one_rank_goes_on_over_three(one_rank, tmp_path):
     train(Config(**SMALL | {"run_dir": str(tmp_path / "run"), "n_steps": 2}))
     assert_same_run(run_ranks(3, tmp_path / "run", resume=True), one_rank)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_all_with_one_message_and_resume_goes_on(one_rank, tmp_path):
     values = SMALL | {"run_dir": tmp_path / "run", "n_gpus": 2}
     command = [sys.executable, "-m", "rlkit.train", *(f"{k}={v}" for k, v in values.items())]

@@ -169,6 +169,7 @@ def test_a_slow_tracker_costs_rows_and_not_time(fake, writer, capsys, monkeypatc
     assert 5 <= taken <= 30 and seen()[-1] == ["finish"]
 
 
+@pytest.mark.slow
 def test_a_tracker_that_will_not_end_ends_with_the_run(fake, writer, tmp_path):
     """A hook at exit, a thread that is not a daemon and a call that sleeps: neither the run nor it stays."""
     stay = "threading.Thread(target=time.sleep, args=(1e6,)).start(); atexit.register(time.sleep, 1e6)"

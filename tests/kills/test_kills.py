@@ -1,4 +1,4 @@
-"""Jobs killed at random moments through papermill, as a cluster or a lid would; `make test-kills` runs it.
+"""Jobs killed at random moments through papermill, as a cluster or a lid would; `make test-slow` runs it.
 
 Each kill falls after the job has logged at least one more step, within the second after that: in a step, in a
 log line, in a checkpoint or in the last weights. Killed are the kernel, papermill, or both. At the end the
@@ -64,7 +64,7 @@ def numbers(folder):
     return plain, read_jsonl(folder / "run" / "rollouts.jsonl"), weights
 
 
-@pytest.mark.kills
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_runs_killed_at_random_moments_end_as_if_nothing_had_happened(tmp_path, seed):
