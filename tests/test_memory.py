@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from rlkit.jobs.memory import memory_table
 
 # one process imports once and forks for each case; a step whose rows teach nothing comes first, so that

@@ -116,7 +116,9 @@ def test_attention_is_left_to_transformers_and_the_way_out_is_named(tmp_path, ca
 
 
 def test_an_encoder_is_refused_where_it_loads(tmp_path):
-    config = BertConfig(vocab_size=258, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    config = BertConfig(
+        vocab_size=258, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, initializer_range=0.2
+    )
     BertLMHeadModel(config).save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="^model: got BertLMHeadModel, in which later tokens"):
