@@ -117,7 +117,7 @@ def _values(text: str):
     reader = math_verify.LatexExtractionConfig(
         normalization_config=NormalizationConfig(basic_latex=True, boxed="none", **asis)
     )
-    found = math_verify.parse(f"${text}$", [reader], fallback_mode="no_fallback", parsing_timeout=None)
+    found = math_verify.parse(f"${text}$", [reader], fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore
     if not found or not isinstance(found[0], sympy.Expr):
         return None
     values = []
