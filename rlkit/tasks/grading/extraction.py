@@ -25,7 +25,7 @@ _MAY_PRECEDE = re.compile(
     r"|\\(?:text|math|boxed)\w*\{[^{}]*\}|\([^()]*[a-z]{2}[^()]*\)|\\(?:[rR]ightarrow|[lL]ongrightarrow|implies|therefore|to|in))$"
 )
 _LISTED = re.compile(r"\}[\s$)]*(?:[,;&]|,?\s*and)$")
-_GLUED = re.compile(r"(?:\d[:.,]|[A-Za-z]\()[\\$]*$")  # 1:, 0., f(
+_GLUED = re.compile(r"(?:\d[:.,]|[A-Za-z]\()[\\$]*\Z")  # 1:, 0., f(
 _COMMAND = re.compile(r"\\[A-Za-z]+$")
 _CLAUSE = re.compile(r"[,;:](?:\s|$)|\b(?:but|so|then|hence|thus|therefore|that)\b|=", re.I)
 _SENTENCE_END = re.compile(r"[.!?;]\s")
@@ -64,8 +64,12 @@ def unboxed(text: str) -> str | None:
     if _GLUED.search(before[-8:]):
         return None
     opened = _OPENERS.sub("", before := before[-MAX_AROUND:])
-    new_line = "\n" in before[len(opened) :] and re.search(r"[\d}\])|%!?.]$", opened)
-    before = "" if new_line else _SENTENCE_END.split(opened.rpartition("\n")[2])[-1]
+    gap = before[len(opened) :]
+    begins = "\n" in gap and re.search(
+        r"[\d}\])|%!?.]$", opened
+    )  # a line, or a sentence: '... = 39. \boxed{39}'
+    begins = begins or (gap[:1].isspace() and opened.endswith((".", "!", "?", ";")))
+    before = "" if begins else _SENTENCE_END.split(opened.rpartition("\n")[2])[-1]
     after = _CLOSERS.sub("", after[len(inside) + 1 :][:MAX_AROUND])
     command = _COMMAND.search(before)
     if not _MAY_PRECEDE.search(before) or (command and not _MAY_PRECEDE.fullmatch(command[0])):
