@@ -45,11 +45,14 @@ _DENIALS = _any(
     "not, never, no, none, neither, nor, or, if, unless, else, otherwise, except, excluding, instead, "
     r"rather, versus, vs, between(?=\W*\d), assuming, suppose, "
     "(?:is|was|are|does|do|did|wo|ca|ai)nt, rejected, ruled out, contradicts?, violates?, fails, "
-    "would fail, seems?, too (?:high|low|big|small|large|many|much|few), (?:would|could|should) have (?:been|had), had "
-    "(?:s?he|they|it|i|we|you), makes no sense, off by, supposed to, nobody, no one, nowhere, outside"
+    "would fail, seems?, too (?:high|low|big|small|large|many|much|few), had (?:s?he|they|it|i|we|you), "
+    "(?:would|could|should) have (?:been|had), makes no sense, off by, supposed to, used to be, refer to, "
+    "were s?he, nobody, no one, nowhere, outside"
 )
 _NOT = re.compile(
-    rf"{_DENIALS}|n't\b|\band (?:more|up|over|counting)\W*$|\bfrom \d\S* (?:on|up)\b|{_COUNTED_IN}", re.I
+    rf"{_DENIALS}|n't\b|\band (?:more|up|over|counting)\W*$|\bfrom \d\S* (?:on|up)\b|{_COUNTED_IN}"
+    r"|^\W*(?:see )?(?:equation|section|chapter|page|figure|table|exercise|footnote|note)\s\d+\W*$",
+    re.I,
 )
 # next to a number: it is a bound or the start of a longer term, not the value
 _BOUND_BEFORE = _any(
@@ -57,14 +60,17 @@ _BOUND_BEFORE = _any(
     "exceeding, minimum of, maximum of, upwards of, short of, out of, half, half of, third of, quarter of, "
     "(?:twice|double|triple)(?: of)?, "
     "(?:root|squares?|cubes?|inverse|opposite|factors?|divisors?|multiples?|digits?|powers?) of, "
+    "(?:predecessor|successor|complement) of, "
     "(?:starts?|starting|begins?|beginning) (?:at|from|with), (?<![a-z] )see, (?:(?:see|on|in)(?: the)? "
     "(?:step|page|question|problem|equation|line|chapter|section|figure|table|example|exercise|item|note)), "
-    "(?:prime|number|integer|multiple|square) (?:to|after|before|above|below)",
+    "(?:prime|number|integer|multiple|square) (?:to|after|before|above|below|preceding|following), "
+    "as (?:many|much) as, difference from",
     after=_DIGIT,
 )
 _BOUND_AFTER = _any(
     "squared, cubed, factorial, remainder, modulo, plus, minus, pi, doubled, halved, ish, odd, below, mil, "
-    "bil, grand, tripled, quadrupled, quintupled, negated, upwards?, downwards?, and (?:up|above|over)",
+    "bil, grand, tripled, quadrupled, quintupled, negated, "
+    "(?:on|up|down)wards?, and (?:up|above|over|beyond)",
     before=r"\d[\s-]*",
 )
 _BOUND = re.compile(rf"{_BOUND_BEFORE}|{_BOUND_AFTER}|\d\s*\+\s*(?![\s(\d{MONEY}.-])", re.I)
@@ -83,7 +89,7 @@ _RETRACTED = (
     "dismissed, invalid, void, error, typo, mistake, undo, scratch, disregard, nevermind, mind, oops, sorry, "
     "hmm, nope, nah, kidding, jk, max, maximum, minimum, tops, most, least"
 )
-_TAKEN_BACK = _any(_RETRACTED, r"\d\W{0,3}(?:(?:an?|my|in|at)\s)?", r"\b(?!\s+[^\W\d])")
+_TAKEN_BACK = _any(_RETRACTED, r"\d\W{0,3}(?:(?:an?|my|in|at|is|was|were|been)\s)?", r"\b(?!\s+[^\W\d])")
 _GOVERNED = re.compile(f"{_GOVERNED_BEFORE}|{_TAKEN_BACK}", re.I)
 # no sentence holds it: brackets, inequalities, code, leftover LaTeX, direction overrides, factorials, '15...'
 _FOREIGN = re.compile(

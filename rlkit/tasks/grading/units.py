@@ -89,7 +89,9 @@ _NO_UNIT = set(  # the closed classes of English words, and the few words in -s 
     "keinesfalls keineswegs moins menos mas m\u00e1s mais apenas mindestens wenigstens h\u00f6chstens".split()
 )
 # no plural nouns: bogus, overestimates, misleads
-_NO_PLURAL = re.compile(r"\w*(?:[^enrm]us)|(?:over|under)\w{5,}|mis[^st]\w{3,}")
+_NO_PLURAL = re.compile(
+    r"\w*(?:[^enrm]us)|(?:over|under)\w{5,}|(?:on|in|out|after|home|(?:ea|we)st)wards|mis[^st]\w{3,}"
+)
 _TOKEN = re.compile(
     r"\s*(?:(?P<word>[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u00ff\u03bc\u03a9\u5143\u5186\uc6d0]+"
     r"(?:['-][A-Za-z\u00c0-\u00ff]+)*\.?)(?P<power>\s*\^\s*(?:[23](?!\d)|\{[23]\})|[23](?!\d))?"
