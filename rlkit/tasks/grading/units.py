@@ -66,7 +66,8 @@ _DIMENSIONS = set(
     "old long wide tall high deep far away apart ago late early square cubic now today originally".split()
 )
 _DIMENSIONS |= set(
-    "later earlier older younger longer shorter taller wider deeper heavier lighter faster slower higher lower".split()
+    "later earlier older younger longer shorter taller wider deeper heavier lighter faster slower "
+    "higher lower".split()
 )
 _PLACES = set("in on at for from with by during near inside".split())
 _DETERMINERS = set("the his her their its my our your this that these those".split())
