@@ -23,6 +23,7 @@ is 7, 7:30 is not; two candidates, a denial or a doubt are not an answer, whatev
 """
 
 import math
+import re
 
 from rlkit.tasks.grading.expressions import exact_quantity
 from rlkit.tasks.grading.expressions import warm as warm
@@ -30,6 +31,8 @@ from rlkit.tasks.grading.extraction import extract_answer, last_boxed, unboxed
 from rlkit.tasks.grading.lenient import MAX_SENTENCE, sentence_quantity
 from rlkit.tasks.grading.strict import quantity_of
 from rlkit.tasks.grading.typed import squeezed, typed_match
+
+_NAMED = re.compile(r"[\s$\\(\[]*([A-Za-z])\s*=")
 
 
 def r1_zero_reward_fn(response, ground_truth, fast=True) -> dict[str, float]:
@@ -73,6 +76,9 @@ def answers_match(answer, gold, fast=True) -> bool:
         if r"\boxed" in answer and (answer := unboxed(answer)) is None:
             return False
         gold = gold if (content := last_boxed(gold)) is None else content
+        names = _NAMED.match(answer), _NAMED.match(gold)
+        if None not in names and names[0][1] != names[1][1]:  # y = 5 is not x = 5
+            return False
         if (wanted := exact_quantity(gold)) is None:
             return len(answer) <= MAX_SENTENCE and typed_match(answer, gold, fast)
         given = quantity_of(answer)

@@ -10,13 +10,14 @@ from rlkit.tasks.grading.units import MONEY
 MAX_BITS = 4096  # size of a power that is worked out
 _OUTSIDE_NUMBERS = re.compile(rf"(?<![\d.,])[{MONEY}]|(?<=\d)[{MONEY}](?!\s*[\d.])")
 _POINT = re.compile(r"\([-\d.\s]*,[-\d.,\s]*\)|^\[.*\]$")  # (1,234) is no number
-_TOKEN = re.compile(rf"\s*({NUMBER}|sqrt|[-+*/^()!\u00f7]|x(?=\s*[\d(])|\S)")
+_TOKEN = re.compile(rf"\s*({NUMBER}|sqrt|[-+*/^()!\u00f7]|\S)")
+_TIMES = re.compile(r"(?<=[\d)\s])x(?=\s*[\d($])")  # 9 x 2, but the x of 3x + 2 is a letter
 
 
 def read_expression(text: str) -> Fraction | None:
     r"""Exact value of plain arithmetic ('48 + 24', '\sqrt{5184}', '4!'), else None. Powers are bounded."""
     text = text.strip(" ,;:").replace(r"\sqrt", "sqrt").replace("{", "(").replace("}", ")").replace("**", "^")
-    text = _OUTSIDE_NUMBERS.sub("", text)
+    text = _TIMES.sub("*", _OUTSIDE_NUMBERS.sub("", text))
     tokens = _TOKEN.findall(text)[::-1]
     if len(text) > MAX_QUANTITY or text.count("(") > 40 or not tokens or _POINT.search(text):
         return None
@@ -32,8 +33,8 @@ def read_expression(text: str) -> Fraction | None:
 
     def product():
         value = signed()
-        while peek() in ("*", "x", "/", "\u00f7"):
-            value = value * signed() if tokens.pop() in "*x" else value / signed()
+        while peek() in ("*", "/", "\u00f7"):
+            value = value * signed() if tokens.pop() == "*" else value / signed()
         return value
 
     def signed():

@@ -25,7 +25,7 @@ _LATEX = [
     (re.compile(pattern), new)
     for pattern, new in (
         (r"(?<=\d)(?:\\[,;: ]|\\thinspace\b|~)(?=\d{3}(?!\d))", "\u00a0"),  # 1\,200
-        (r"\\!(?=,)|(?<=,)\\!|\{(?=,\})|(?<=\{,)\}|(?<=\d,)\}(?=\d)", ""),  # 1{,}200 and 1,\!200
+        (r"\\!(?=,)|(?<=,)\\!\s*|\{(?=,\})|(?<=\{,)\}|(?<=\d,)\}(?=\d)", ""),  # 1{,}200 and 1,\!200
         (_SPACING, " "),
         (r"\\(?:text)?color\s*\{\w*\}", " "),
         (r"\^\s*\{?\s*\\circ\s*\}?|\\degrees?\b", "\u00b0"),
@@ -56,7 +56,7 @@ _FRACTION = re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 def clean(text: str) -> str:
     """The text on one line, in ordinary characters (NFKC, HTML entities read), without LaTeX dressing."""
     if "&" in text:
-        text = html.unescape(text)
+        text = html.unescape(html.unescape(text))
     if not (text.isascii() and text.isprintable()):
         text = _SCRIPTS.sub(
             lambda m: f"{'^' if m[1] else '_'}{{{unicodedata.normalize('NFKC', m[0])}}}", text

@@ -45,6 +45,8 @@ def same_expression(given: str, gold: str, scaled: bool = False) -> bool:
     """Whether two expressions are equal; scaled: whether one is a constant times the other (equations)."""
     if given == gold:
         return bool(gold)
+    if re.fullmatch("[A-Z]{2,}", gold):  # the points DEF, not the product of D, E and F
+        return given.upper() == gold and len(gold) > 2
     if re.fullmatch("[A-Za-z][A-Za-z ]{2,}|[Nn][Oo]", gold) and given.lower() == gold.lower():
         return True  # a word
     numbers = exact_quantity(given), exact_quantity(gold)

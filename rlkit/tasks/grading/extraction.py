@@ -9,8 +9,10 @@ or 'and' are one list.
 
 import re
 
-from rlkit.tasks.grading.cleaning import clean
+from rlkit.tasks.grading.arithmetic import read_expression
+from rlkit.tasks.grading.cleaning import clean, undress
 from rlkit.tasks.grading.lenient import denied, may_follow
+from rlkit.tasks.grading.strict import read_quantity
 from rlkit.tasks.grading.units import MONEY, read_unit
 
 MAX_AROUND = 300  # characters looked at on each side of a box
@@ -33,7 +35,9 @@ _TAKEN_BACK = re.compile(
     r"\W*(?:no|not(?!\W*\d)|never|wait|oops|wrong|sorry|actually|that(?: is|'s) (?:not|wrong)|scratch)\b",
     re.I,
 )
-_HEDGED = re.compile(r"\W*(?:\d|(?:or|maybe|perhaps|possibly|if|unless|plus|minus)\b)", re.I)  # after a comma
+_HEDGED = re.compile(
+    r"\W*(?:\d|(?:or|maybe|perhaps|possibly|if|unless|otherwise|else|plus|minus)\b)", re.I
+)  # after a comma
 
 
 def extract_answer(response) -> str | None:
@@ -71,6 +75,7 @@ def unboxed(text: str) -> str | None:
     begins = begins or (gap[:1].isspace() and opened.endswith((".", "!", "?", ";")))
     before = "" if begins else _SENTENCE_END.split(opened.rpartition("\n")[2])[-1]
     after = _CLOSERS.sub("", after[len(inside) + 1 :][:MAX_AROUND])
+    after = re.sub(r"^([ap])\.\s?m\b\.?", r"\1m", after)
     command = _COMMAND.search(before)
     if not _MAY_PRECEDE.search(before) or (command and not _MAY_PRECEDE.fullmatch(command[0])):
         return None
@@ -81,7 +86,10 @@ def unboxed(text: str) -> str | None:
     if other not in (None, inside):
         inside = f"{other}, {inside}"
     stop = re.search(r"[.,;:](?!\d)|\n|$", after)
-    tail, rest = clean(after[: stop.start()]), after[stop.end() :]
+    tail, rest = undress(clean(after[: stop.start()])), after[stop.end() :]
+    if tail.startswith("="):
+        value, side = read_quantity(inside), read_expression(tail[1:])
+        return inside if value is not None and value == side else None
     if _TAKEN_BACK.match(rest) or (stop[0] in (",", ";") and _HEDGED.match(rest)) or "?" in tail:
         return None
     if read_unit(tail) is not None:

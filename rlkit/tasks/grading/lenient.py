@@ -40,28 +40,37 @@ _UNSOLVED = re.compile(
     r"|[\d)]\s?[-+*^]\s?[b-zB-Z](?![A-Za-z]))"
 )
 # in the sentence that states the answer: it is denied, conditional or one of several
+_COUNTED_IN = r"\bin (?:ten|dozen|hundred|(?:ten |hundred )?thousand|million|billion)s\b"
 _DENIALS = _any(
     "not, never, no, none, neither, nor, or, if, unless, else, otherwise, except, excluding, instead, "
-    "rather, versus, vs, between, assuming, suppose, (?:is|was|are|does|do|did|wo|ca|ai)nt, rejected, ruled "
-    "out, contradicts?, violates?, fails, would fail, seems?, too "
-    "(?:high|low|big|small|large|many|much|few), (?:would|could|should) have (?:been|had), had "
-    "(?:s?he|they|it|i|we|you), makes no sense, supposed to, nobody, no one, nowhere, outside"
+    r"rather, versus, vs, between(?=\W*\d), assuming, suppose, "
+    "(?:is|was|are|does|do|did|wo|ca|ai)nt, rejected, ruled out, contradicts?, violates?, fails, "
+    "would fail, seems?, too (?:high|low|big|small|large|many|much|few), had (?:s?he|they|it|i|we|you), "
+    "(?:would|could|should) have (?:been|had), makes no sense, off by, supposed to, used to be, refer to, "
+    "were s?he, nobody, no one, nowhere, outside"
 )
-_NOT = re.compile(_DENIALS + r"|n't\b", re.I)
+_NOT = re.compile(
+    rf"{_DENIALS}|n't\b|\band (?:more|up|over|counting)\W*$|\bfrom \d\S* (?:on|up)\b|{_COUNTED_IN}"
+    r"|^\W*(?:see )?(?:equation|section|chapter|page|figure|table|exercise|footnote|note)\s\d+\W*$",
+    re.I,
+)
 # next to a number: it is a bound or the start of a longer term, not the value
 _BOUND_BEFORE = _any(
     "than, at least, at most, up to, almost, nearly, over, under, above, below, within, beyond, exceeds?, "
     "exceeding, minimum of, maximum of, upwards of, short of, out of, half, half of, third of, quarter of, "
     "(?:twice|double|triple)(?: of)?, "
     "(?:root|squares?|cubes?|inverse|opposite|factors?|divisors?|multiples?|digits?|powers?) of, "
+    "(?:predecessor|successor|complement) of, "
     "(?:starts?|starting|begins?|beginning) (?:at|from|with), (?<![a-z] )see, (?:(?:see|on|in)(?: the)? "
     "(?:step|page|question|problem|equation|line|chapter|section|figure|table|example|exercise|item|note)), "
-    "(?:prime|number|integer|multiple|square) (?:to|after|before|above|below)",
+    "(?:prime|number|integer|multiple|square) (?:to|after|before|above|below|preceding|following), "
+    "as (?:many|much) as, difference from",
     after=_DIGIT,
 )
 _BOUND_AFTER = _any(
     "squared, cubed, factorial, remainder, modulo, plus, minus, pi, doubled, halved, ish, odd, below, mil, "
-    "bil, grand, tripled, quadrupled, quintupled, negated, upwards?, downwards?, and (?:up|above|over)",
+    "bil, grand, tripled, quadrupled, quintupled, negated, "
+    "(?:on|up|down)wards?, and (?:up|above|over|beyond)",
     before=r"\d[\s-]*",
 )
 _BOUND = re.compile(rf"{_BOUND_BEFORE}|{_BOUND_AFTER}|\d\s*\+\s*(?![\s(\d{MONEY}.-])", re.I)
@@ -80,7 +89,7 @@ _RETRACTED = (
     "dismissed, invalid, void, error, typo, mistake, undo, scratch, disregard, nevermind, mind, oops, sorry, "
     "hmm, nope, nah, kidding, jk, max, maximum, minimum, tops, most, least"
 )
-_TAKEN_BACK = _any(_RETRACTED, r"\d\W{0,3}(?:(?:an?|my|in|at)\s)?", r"\b(?!\s+[^\W\d])")
+_TAKEN_BACK = _any(_RETRACTED, r"\d\W{0,3}(?:(?:an?|my|in|at|is|was|were|been)\s)?", r"\b(?!\s+[^\W\d])")
 _GOVERNED = re.compile(f"{_GOVERNED_BEFORE}|{_TAKEN_BACK}", re.I)
 # no sentence holds it: brackets, inequalities, code, leftover LaTeX, direction overrides, factorials, '15...'
 _FOREIGN = re.compile(
@@ -122,11 +131,17 @@ _GOES_ON = re.compile(
     re.I,
 )
 _UNSAID = re.compile(
-    r"(?:\bnot|n't|\bnever)\s+(?:an? |the )?(?:right|correct|answer|true|possible|valid|it)\b", re.I
+    r"(?:\bnot|n't|\bnever)\s+(?:an? |the )?(?:right|correct|answer|true|possible|valid|it)\b"
+    rf"|{_COUNTED_IN}",
+    re.I,
 )
 _JOINED = re.compile(r"\W*(?:(?:or|and|to|plus|minus|times|less|versus|vs)\b\W*)?(?:\d|\\boxed)", re.I)
 _STARTS = re.compile(rf"[{MONEY}\s-]*{NUMBER}(?:\s*/\s*{NUMBER})?\s+(?=[^\W\d_]{{2}})")
-_IF_THEN = re.compile(r"\bif\b[^.;]{1,200}?(?:\bthen\b|,\s)", re.I)
+_HOUR = re.compile(r"(?<![\d:.])(1[0-2]|0?[1-9])(?::00(?![\d:])|(?=\s?[ap]\.m))\s?(?:([ap])\.?m\b\.?)?", re.I)
+_ON = re.compile(
+    r"[-+*/^,;:]|\.\s|\b(?:plus|minus|and|or|but|then|so|less|more|fewer|times|which|is|are)\b", re.I
+)
+_IF_THEN = re.compile(r"\bif\b(?:[^.;]|\.\d){1,200}?(?:\bthen\b|,\s)", re.I)
 _SIGNS = {"plus|added to": " + ", "minus": " - ", "times|multiplied by": " * ", "divided by": " / "}
 _SPOKEN = [(re.compile(rf"(?<=[\d)%])\s+(?:{words})\s+(?=[{MONEY}\d(])"), _SIGNS[words]) for words in _SIGNS]
 
@@ -155,6 +170,8 @@ def sentence_quantity(text: str) -> Quantity | None:
     text = _UNIT_POWER.sub(r"\1", text)
     if any(sign.search(text) for sign in (_FOREIGN, DOUBT, _UNSOLVED)) or "?" in re.split(r"\d", text)[-1]:
         return None
+    text = re.sub(r"\ba (?=(?:hundred|thousand|million|billion)\b)", "one ", text, flags=re.I)
+    text = _HOUR.sub(lambda m: f"{m[1]} {m[2]}m" if m[2] else m[1], text)
     text = _NUMBER_WORDS.sub(_spell_out, re.sub(r"\b\d+(?:st|nd|rd|th)\b", "", join_parts(text)))
     text = _IF_THEN.sub("so", text)
     for words, sign in _SPOKEN:
@@ -189,6 +206,8 @@ def denied(sentence: str, stated: str) -> bool:
 
 def may_follow(tail: str) -> bool:
     """Whether this text behind a number or a box leaves it the answer: a unit, or the rest of a sentence."""
+    if re.match(r"if\b(?!.*\b(?:had|were|would|could|did|else)\b|.*\d)", tail):
+        tail = f"since{tail[2:]}"
     ends = [word.end() for word in re.finditer(r"\S+", tail)][:4]
     for end in reversed(ends):
         if not tail[:end].endswith("in") and read_unit(tail[:end].rstrip(".,;:")) is not None:
@@ -242,13 +261,25 @@ def _stated(text: str) -> tuple[int, str]:
     return 0, text
 
 
+def _proved(sides: list[str]) -> Fraction | None:
+    """72 of '48 + 24 = 72 clips for 3 boxes': what a sum comes to, whatever number its circumstances hold."""
+    head = _ONE_OF_MANY.match(last := sides[-1].strip())
+    sums = list(_SUM.finditer(sides[-2]))
+    if head is None or not sums or sides[-2][sums[-1].end() :].strip():
+        return None
+    value, tail = value_of(head), last[head.end() :].strip(" .")
+    if _ON.search(tail) or not may_follow(tail) or read_expression(sums[-1][0]) != value:
+        return None
+    return value
+
+
 def _agreed(part: str) -> Fraction | None:
     """The one value that all numbers of this part agree on; of an equation, the value of its last side."""
     sides = part.split("=")
     if len(sides) > 1 and re.search(r"\d", sides[-1]):
         if any(re.search(r"(?:^|[\s,;])[A-Za-z]\s*$", side) for side in sides[1:-1]):  # x = 72, y = 71
             return None
-        value = _agreed(sides[-1])
+        value = _proved(sides) or _agreed(sides[-1])
         plain = {read_expression(side) for side in sides[:-1] if re.fullmatch(r"[-\d.,\s]+", side)}
         return value if plain <= {value, None} else None  # 72 = 71
     part = undress(part.replace("=", " "))
@@ -263,7 +294,7 @@ def _agreed(part: str) -> Fraction | None:
         letter = re.match(r"(\s?)([^\W\d_])(?![\w-])", part[head.end() :])
         if letter and letter[2] not in LETTER_UNITS and letter.groups() not in ((" ", "a"), (" ", "I")):
             return None  # 72x
-        word = re.match(r"[\s-]*([^\W\d_]+)", part[head.end() :])
+        word = re.match(r"[\s-]*(?:dozens? )?([^\W\d_]+)", part[head.end() :])
         if word and (NUMBER_WORD.fullmatch(word[1]) or not (word[1] < "\u0250" or read_unit(word[1]))):
             return None  # 7 Millionen, or a word of a script that is not read
         if head["sign"] == "-" and re.match(r"-\s", head[0]) and re.search(r"\w\s*$", part[: head.start()]):

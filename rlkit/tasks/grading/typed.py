@@ -21,7 +21,7 @@ _SIGNS = [  # one spelling for each sign, as LaTeX
     (re.compile(pattern), new)
     for pattern, new in (
         (r"\u03c0|(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
-        ("\u221e", r"\\infty "),
+        (r"\u221e|(?<![A-Za-z\\])(?:inf|infinity|oo)(?![A-Za-z])", r"\\infty "),
         (r"\u2264|<=|\\leq?(?:slant)?(?![A-Za-z])|\u2a7d", "\u2264"),
         (r"\u2265|>=|\\geq?(?:slant)?(?![A-Za-z])|\u2a7e", "\u2265"),
         (r"\u2260|!=|\\neq?(?![A-Za-z])", "\u2260"),
@@ -31,8 +31,9 @@ _SIGNS = [  # one spelling for each sign, as LaTeX
         (r"\\in(?![A-Za-z])", "\u2208"),
         (r"\\(?:emptyset|varnothing)(?![A-Za-z])|\\\{\s*\\\}", "\u2205"),
         (r"\u221a\s*\(([^()]*)\)|(?<![A-Za-z\\])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1\2}"),
-        (r"\u221a\s*(\d+|[a-z])|\\sqrt\s*(\d|[a-z])", r"\\sqrt{\1\2}"),
+        (r"(?:\u221a|(?<![A-Za-z\\])sqrt(?![A-Za-z{]))\s*(\d+|[a-z])|\\sqrt\s*(\d|[a-z])", r"\\sqrt{\1\2}"),
         (r"(?<![A-Za-z\\])(sin|cos|tan|cot|sec|csc|ln|log)(?![A-Za-z])", r"\\\1 "),
+        (r"\\log_\{?(\d+)\}?\s*(?:\((\w+)\)|(\w+))", r"((\\log(\2\3))/(\\log(\1)))"),
         (r"\*\*", "^"),
         (r"\\pm(?![A-Za-z])", "\u00b1"),
         (r"(?<![\w.)/])(\d+)/(\d+)\s+(?=[A-Za-z\\(])", r"((\1)/(\2))"),  # a fraction before a factor
@@ -43,7 +44,9 @@ _MATRIX = re.compile(r"\W*\\begin\{([pbBvV]?)matrix\}(.*)\\end\{\1matrix\}\W*", 
 _UNIT_TEXT = re.compile(
     r"\\(?:text(?:rm|up)?|math(?:rm|up)|mbox)\s*\{([^{}]*)\}((?:\s*\^\s*\{?[23]\}?)?)[\s.$]*$"
 )
-_UNIT_WORDS = re.compile(r"(?<=[\w)}])\s+([A-Za-z]{2}[A-Za-z./ ]*|%|\u00b0)((?:\^\{?[23]\}?)?)$")
+_UNIT_WORDS = re.compile(
+    r"(?<=[\w)}])\s+([A-Za-z]{2}[A-Za-z./ ]*|%|\u00b0)((?:\^\{?[23]\}?|[\u00b2\u00b3])?)$"
+)
 _BASE = re.compile(r"(\w+)_\{?(\d{1,2})\}?")
 _RELATION = re.compile("[=<>\u2264\u2265\u2260]")
 _ENDS = {"<": "()", "\u2264": "[]"}
@@ -63,7 +66,7 @@ def typed_match(answer: str, gold: str, fast: bool) -> bool:
     wanted, unit = _read_gold(gold)
     texts = [answer]
     if not fast:
-        stated = re.split(r"\banswer\b\s*(?:is\b|:|=)*|####", answer, flags=re.I)[-1]
+        stated = re.split(r"\banswer\b\s*(?:is\b|:|=)*|\b(?:is|are)\b|####", answer, flags=re.I)[-1]
         said_before = answer.removesuffix(stated)
         texts += [] if denied(said_before, said_before) else [stated]
     for text in dict.fromkeys(texts):
@@ -118,6 +121,8 @@ def read(text: str) -> Typed:
 
 
 def _read_squeezed(text: str, depth: int) -> Typed:
+    if text.count("\u00b1") == 1 and "," not in text:  # two values
+        text = ",".join(text.replace("\u00b1", sign) for sign in "+-").lstrip("+").replace("(+", "(")
     for sign, kind in (("\u222a", "union"), (",", "list")):
         parts = _split(text, sign)
         if 1 < len(parts) <= MAX_PARTS and depth:
@@ -162,6 +167,8 @@ def _split(text: str, sign: str) -> list[str]:
 
 def _inside(text: str) -> tuple[str, str, str] | None:
     r"""(opening, inside, closing) of a text that one pair of brackets holds; \{ and \} are those of a set."""
+    if text[:1] + text[-1:] == "{}" and "," in text:
+        text = f"\\{text[:-1]}\\}}"
     set_like = text.startswith("\\{") and text.endswith("\\}")
     if not set_like and (text[:1] not in ("(", "[") or text[-1:] not in (")", "]")):
         return None

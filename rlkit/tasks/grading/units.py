@@ -20,12 +20,15 @@ TENS = {w: 10 * i for i, w in enumerate("twenty thirty forty fifty sixty seventy
 _FRACTIONAL = (
     r"halves|half|(?:third|fourth|(?:fif|six|seven|eigh|nin|ten|eleven|twelf|\w{2,9}teen|\w{2,9}tie"
     r"|hundred|thousand|[a-z]{1,8}illion)th)s?"
+    # and in Romance languages: tercios, doceavos, dixi\u00e8mes, centesimi
+    r"|demis?|tierce?s|(?:terci|terceir|ter\u00e7|cuart|quart|quint|sext|oct?av|oitav|noven|non)[oai]s?"
+    r"|\w{2,9}(?:i[e\u00e8]me|[a\u00e1]vo|[e\u00e9]sim[oai])s?|(?:d[e\u00e9]|s[e\u00e9]p?t)[ct]?im[oai]s?"
 )
 _SCALES = (
     r"(?:m|b|tr|quadr|quint|sext|sept|oct|non|dec)[iy]l+[ijyh]?(?:o|\u00f3|\u00f5|\u00e3|ar)\w*"
     r"|m(?:il?|l)?rd|ml[nd]|mi[loa]|m[il]ll|bil|bln|tln|trn?|grand|gross|score|hundreds?|thousands?"
-    r"|lakhs?|crores?|[a-z]*illi(?:on|ard)s?|googols?|myriads?"
-    r"|milliers?|milhares|migliaia|cientos|cent(?:aines?|enas?|inaia)|di?[zc]aines?|dezenas?|docenas?"
+    r"|la(?:kh|c)s?|crores?|[a-z]*illi(?:on|ard)s?|googols?|myriads?"
+    r"|milliers?|milhares|migliaia|cientos|cent(?:aines?|enas?|inaia)|d(?:i|ou)[zc]aines?|d[eo][cz]enas?|d[uo]zzine|dutzend[es]?"
     r"|tens|h[uo]nd(?:ert|erd|ra|re)|tausend|duizend|tusen|tusind|mil(?:le|a|y|l?)"
 )
 NUMBER_WORD = re.compile(
@@ -63,7 +66,8 @@ _DIMENSIONS = set(
     "old long wide tall high deep far away apart ago late early square cubic now today originally".split()
 )
 _DIMENSIONS |= set(
-    "later earlier older younger longer shorter taller wider deeper heavier lighter faster slower".split()
+    "later earlier older younger longer shorter taller wider deeper heavier lighter faster slower "
+    "higher lower".split()
 )
 _PLACES = set("in on at for from with by during near inside".split())
 _DETERMINERS = set("the his her their its my our your this that these those".split())
@@ -75,14 +79,19 @@ _NO_UNIT = set(  # the closed classes of English words, and the few words in -s 
     "and or but if then else than while because since though although unless until so as yet whether "
     "to by plus minus sure error doubt mistake vain dispute less over under above below between "
     "versus vs mod modulo into through against about after before around some any all both either "
-    "few fewer many much too very quite rather only just also even still already almost nearly "
+    "few many much too very quite rather only just also even still already almost nearly "
     "approximately approx roughly exactly maybe perhaps possibly probably let says means makes gives "
     "gets goes becomes fails fits lacks misses needs seems looks appears feels sounds contradicts "
     "violates exceeds disagrees conflicts equals squares cubes doubles triples halves remains works "
     "breaks overshoots undershoots upwards downwards afterwards backwards forwards towards always "
     "perhaps sometimes besides nonetheless nevertheless regardless oops whoops yes thanks tops guess "
     "minuses err errs guesses pi inf nan infinity true false sqrt log ln sin cos tan exp st nd rd th "
-    "xy yz xz xyz negatives".split()
+    "xy yz xz xyz negatives lies sucks differs clashes alas thus pas jamais jam\u00e1s sans nichts niemals "
+    "keinesfalls keineswegs moins menos mas m\u00e1s mais apenas mindestens wenigstens h\u00f6chstens".split()
+)
+# no plural nouns: bogus, overestimates, misleads
+_NO_PLURAL = re.compile(
+    r"\w*(?:[^enrm]us)|(?:over|under)\w{5,}|(?:on|in|out|after|home|(?:ea|we)st)wards|mis[^st]\w{3,}"
 )
 _TOKEN = re.compile(
     r"\s*(?:(?P<word>[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u00ff\u03bc\u03a9\u5143\u5186\uc6d0]+"
@@ -99,13 +108,16 @@ _IDIOMS = [
         (r"\bper ?cent\b", "%"),
         (r"\b([ap])\.\s?m\b\.?", r"\1m"),
         (r"\bsq(?=[. ])", "square"),
+        (r"\bmph\b", "miles per hour"),
+        (r"\bk(?:mh|ph)\b", "km per hour"),
+        (r"(?<!in )(?<!for )\b(?:this|that|last|next) (?=(?:day|week|month|year)\b)", "in this "),
     )
 ]
-# H a head, M a mark, W a describing word, G one in -ing, L left, D old, O of, P per, A a, R in, T the:
+# H a head, M a mark, W a describing word, G one in -ing, L left, D old, O of, P per, A a, R in, T the, N and:
 # 'old toys per box in the shop' is WHPWRTW
 _GRAMMAR = re.compile(
     "M?[WLDG]{0,4}[HM]{0,3}D{0,2}(?:(?<![WLG])OT?[WLHDG]{1,4})?(?:P[WHLDG]{1,3}|AH)*(?:(?<=H)G[WHT]{0,3})?"
-    "[DL]{0,2}(?:R[TA]?[WLHDG]{1,4}){0,2}[DL]{0,2}"
+    "[DL]{0,2}(?:R[TA]?[WLHDG]{1,4}(?:N[TA]?[WLHDG]{1,3})?){0,2}[DL]{0,2}"
 )
 _HEADED = re.compile("[^R]*[HML]|[PA]")
 _INCH = re.compile(r"\s*(?:[/^]|(?:long|wide|tall|high|deep)\b)")
@@ -150,6 +162,8 @@ def read_unit(tail: str, money: str = "", one: bool = False) -> Unit | None:
         kind, name = ("P" if token["mark"] == "/" else "M", token["mark"]) if token["mark"] else _kind(token)
         if name == "in" and _TOKEN.match(tail, position) and not _INCH.match(tail, position):
             kind = "R"
+        if "R" in kinds and name in ("and", "may"):  # in April and May
+            kind = "N" if name == "and" else "W" if token["word"] == "May" else kind
         kinds += kind
         if "R" in kinds:
             continue  # 'miles from home' are miles
@@ -191,9 +205,9 @@ def _kind(token) -> tuple[str, str]:
     for kind, known in (("L", _LEFT), ("D", _DIMENSIONS), ("R", _PLACES - {"in"}), ("T", _DETERMINERS)):
         if lower in known:
             return kind, lower
-    if lower in _CANONICAL or name in _CANONICAL or name in _A_WHAT:
+    if lower in _CANONICAL or (lower not in _NO_UNIT and (name in _CANONICAL or name in _A_WHAT)):
         return "H", lower if lower in _CANONICAL else name
     apostrophe = "'" in lower and not lower.endswith(("'s", "s'"))
-    if lower in _NO_UNIT or apostrophe or NUMBER_WORD.fullmatch(lower):
+    if lower in _NO_UNIT or apostrophe or _NO_PLURAL.fullmatch(lower) or NUMBER_WORD.fullmatch(lower):
         return "X", name
     return ("H", name) if name != lower else ("G" if name.endswith("ing") else "W", name)
