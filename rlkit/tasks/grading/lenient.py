@@ -99,7 +99,9 @@ _FOREIGN = re.compile(
     r"|\([-\d.\s]{1,20},[-\d.,\s]{1,40}\)"  # a point
 )
 _ANSWER = re.compile(r"\b(?:answers?|result|solution)\b|####", re.I)
-_HENCES = "so, thus, therefore, hence, altogether, in all, totals?, totaling, equals?, comes? to, leaving"
+_HENCES = (
+    r"so, thus, therefore, hence, altogether, in all(?!\W*\d), totals?, totaling, equals?, comes? to, leaving"
+)
 _HENCE = re.compile(_any(_HENCES), re.I)
 _UNIT_POWER = re.compile(
     rf"(\d\s?(?:{'|'.join(LENGTHS)})|/\s?s)(?:\s?\^\s?\{{?[23]\}}?|[23\u00b2\u00b3])(?!\d)"
