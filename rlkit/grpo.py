@@ -177,6 +177,7 @@ def optimizer_step(model, optimizer, max_grad_norm=None, scaler=None) -> float:
     limit = inf if max_grad_norm is None else max_grad_norm
     scaled = scaler is not None and scaler.is_enabled()
     if scaled:
+        scaler.scale(parameters[0].grad.new_zeros(()))  # makes its scale, if no loss has been scaled yet
         scaler.unscale_(optimizer)
     norm: Any = torch.nn.utils.clip_grad_norm_(parameters, limit)
     norm = getattr(norm, "full_tensor", lambda: norm)().item()  # of a sharded model: over all ranks

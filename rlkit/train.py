@@ -12,6 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from rlkit.jobs.config import Config
 from rlkit.jobs.launch import start_ranks
+from rlkit.jobs.record import with_places
 from rlkit.jobs.resumable import Stopped, resumable
 from rlkit.support.ranks import launched, leave
 from rlkit.trainer import train
@@ -47,7 +48,7 @@ def main(arguments: list[str]) -> str | None:
 
 def how_to_go_on(folder: Path, values) -> str:
     """The command that goes on with the run in this folder."""
-    words = values | {"run_dir": folder, "resume": True}
+    words = with_places(values) | {"run_dir": folder, "resume": True}
     command = shlex.join(["python", "-m", "rlkit.train", *(f"{name}={v}" for name, v in words.items())])
     return f"To go on from the last checkpoint:\n  {command}"
 

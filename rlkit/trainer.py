@@ -123,7 +123,7 @@ def train(
     train_problems, val_problems = problems or [], val_problems or []
     inputs = inputs_of(prompt, reward_fn, val_reward_fn or prompt.reward_fn, train_problems, val_problems)
     folder = open_run(config, algorithm, ranks, inputs)
-    if Run(folder.path).finished:
+    if folder.finished:
         folder.close()
         return Run(folder.path)
 

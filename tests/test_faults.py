@@ -5,6 +5,7 @@ the numbers of a run that nothing happened to.
 """
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ from tiny_model import save_tiny_model, share_of_lower_case
 
 from rlkit import Config, train
 from rlkit.jobs.metrics import TIMES
+from rlkit.jobs.resumable import resumable
 from rlkit.jobs.run_writer import claim_run_dir
 from rlkit.jobs.runs import Run, checkpoints
 from rlkit.support.files import read_jsonl
@@ -120,10 +122,7 @@ def test_an_error_of_reading_is_raised_and_the_folder_stays(stopped, whole, monk
         patch.setattr(torch, "load", lambda *a, **k: (_ for _ in ()).throw(error))
         with pytest.raises(type(error)):
             go(stopped)
-    after = tree(stopped.run_dir)
-    assert {k: v for k, v in after.items() if k != "config.json"} == {
-        k: v for k, v in before.items() if k != "config.json"
-    }
+    assert tree(stopped.run_dir) == before
     assert numbers(go(stopped)) == whole
 
 
@@ -134,8 +133,7 @@ def test_an_extended_run_that_cannot_be_read_keeps_its_log(tmp_path, base, monke
     monkeypatch.setattr(torch, "load", lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError()))
     with pytest.raises(torch.OutOfMemoryError):
         go(replace(config, resume=True, n_steps=8))
-    after = tree(config.run_dir)
-    assert all(after[name] == content for name, content in before.items() if name != "config.json")
+    assert tree(config.run_dir) == before
 
 
 @pytest.mark.parametrize("how", ["a flipped bit", "cut", "gone"])
@@ -160,8 +158,53 @@ def test_without_a_whole_checkpoint_nothing_is_touched(stopped):
     for _ in range(2):
         with pytest.raises(ValueError, match="resume: no checkpoint in .* is as it was written"):
             go(stopped)
-    names = [name for name in before if name != "config.json"]
-    assert all(tree(stopped.run_dir)[name] == before[name] for name in names)
+    assert tree(stopped.run_dir) == before
+
+
+@pytest.mark.parametrize("written", [None, b"", b'{"state', b"[]", b"{}", b"[1]"])
+def test_checksums_that_are_damaged_themselves(stopped, whole, capsys, written):
+    sums = checkpoints(stopped.run_dir)[-1] / "checksums.json"
+    sums.unlink() if written is None else sums.write_bytes(written)
+    assert numbers(go(stopped)) == whole
+    assert "step-000004: damaged (checksums.json is" in capsys.readouterr().out
+
+
+def test_a_run_of_format_1_goes_on_if_that_is_allowed(stopped, whole):
+    record = Path(stopped.run_dir) / "config.json"
+    kept = {k: v for k, v in json.loads(record.read_text()).items() if k not in ("format", "inputs")}
+    record.write_text(json.dumps(kept))
+    for folder in checkpoints(stopped.run_dir):
+        (folder / "checksums.json").unlink()
+    with pytest.raises(ValueError, match="format .there 'nothing', now 2"):
+        go(stopped)
+    assert numbers(go(replace(stopped, allow_changes=True))) == whole
+
+
+@pytest.mark.parametrize("first, then", [(2, 4), (2, 0), (0, 2)])
+def test_weights_of_another_shape_are_refused_though_changes_are_allowed(tmp_path, base, first, then):
+    config = Config(model=base, run_dir=str(tmp_path / "run"), **VALUES | dict(n_steps=2, lora_rank=first))
+    go(config)
+    before = tree(config.run_dir)
+    with pytest.raises(ValueError, match="^resume: the weights in .*step-000002' are not of this model's"):
+        go(replace(config, resume=True, allow_changes=True, n_steps=3, lora_rank=then))
+    assert tree(config.run_dir) == before
+    assert go(replace(config, resume=True, n_steps=3)).finished  # as it began, it goes on
+
+
+def test_a_record_or_log_of_something_else_is_named(stopped):
+    folder, before = Path(stopped.run_dir), tree(stopped.run_dir)
+    record = json.loads(before["config.json"])
+    wrong = [("n_steps", "6"), ("inputs", []), ("inputs", None), ("resumed", 5), ("finished_step", "x")]
+    faults = [("config.json", json.dumps(record | {k: v}).encode(), f"{k}: got {v!r}") for k, v in wrong]
+    for name in ("metrics.jsonl", "rollouts.jsonl"):
+        for line in (b'{"a": 1}\n', b'{"step": "1"}\n', b'{"step": null}\n'):
+            faults.append((name, before[name] + line, "a line has no number as its 'step'"))
+    for name, content, said in faults:
+        (folder / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name}: {re.escape(said)}"):
+            go(stopped)
+        assert tree(folder) == before | {name: content}
+        (folder / name).write_bytes(before[name])
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "a line less"])
@@ -174,7 +217,7 @@ def test_a_log_that_lacks_steps_is_seen(stopped, whole, how):
     before = tree(stopped.run_dir)
     with pytest.raises(ValueError, match=f"resume: .*metrics.jsonl' lacks the lines of {lacking}; expected"):
         go(stopped)
-    assert {**tree(stopped.run_dir), "config.json": b""} == before | {"config.json": b""}
+    assert tree(stopped.run_dir) == before
     run = go(replace(stopped, allow_changes=True))
     assert run.finished and numbers(run)[2] == whole[2]
 
@@ -207,7 +250,7 @@ def test_what_a_run_began_with_may_not_change(tmp_path, base):
         before = tree(config.run_dir)
         with pytest.raises(ValueError, match=said):
             train(config, **{"reward_fn": share_of_lower_case} | given)
-        assert {**tree(config.run_dir), "config.json": b""} == {**before, "config.json": b""}
+        assert tree(config.run_dir) == before
 
     for name, called in (("train.jsonl", "training problems"), ("validation.jsonl", "validation problems")):
         (data / name).write_text(texts[1])
@@ -290,6 +333,25 @@ def test_a_received_folder_with_a_link_is_refused_and_its_target_stays(stopped, 
     with pytest.raises(ValueError, match=f"run_dir: .*{name}' is a link"):
         go(stopped)
     assert tree(tmp_path) == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX")
+@pytest.mark.parametrize("name", ["metrics.jsonl", "superseded-rollouts.jsonl", ".lock"])
+def test_a_pipe_in_the_folder_is_refused_not_waited_for(tmp_path, base, name):
+    (tmp_path / "run").mkdir()
+    os.mkfifo(tmp_path / "run" / name)
+    with pytest.raises(ValueError, match=f"run_dir: .*{name}' is no plain file"):
+        go(Config(model=base, run_dir=str(tmp_path / "run"), **VALUES))
+
+
+def test_no_place_for_a_new_folder_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(ValueError, match="^run_dir: no new folder can be made in .*runs"):
+        claim_run_dir("laptop", "grpo", 0)
+    with pytest.raises(ValueError, match="run_dir: got .*a name of 300 bytes"):
+        with resumable(Config(run_dir="x" * 300, n_steps=1), {}) as started:
+            train(started)
 
 
 def test_a_path_that_is_no_utf8_is_refused_by_name(tmp_path):

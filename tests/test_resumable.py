@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +13,11 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from tiny_model import save_tiny_model
 
+from rlkit.algorithms import get_algorithm
 from rlkit.jobs import resumable as module
 from rlkit.jobs.config import Config
 from rlkit.jobs.resumable import Stopped, resumable
+from rlkit.jobs.run_writer import open_run
 from rlkit.jobs.runs import Run
 from rlkit.trainer import train
 
@@ -65,6 +68,45 @@ def test_a_cell_that_was_interrupted_goes_on_when_it_runs_again(config, tmp_path
             train(started)
     with resumable(Config(**named.__dict__ | {"allow_changes": True}), {}) as started:
         assert train(started).finished
+
+
+def test_the_folder_goes_while_it_trains(config, tmp_path):
+    def gone(response, ground_truth):
+        shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+        return {"reward": 0.0}
+
+    with pytest.raises(OSError, match="^run_dir: .*; the run stops, its folder is gone$"):
+        with resumable(config, {}) as started:
+            train(started, reward_fn=gone)
+
+
+def test_the_second_of_two_jobs_is_not_told_to_go_on_with_the_firsts_run(config, tmp_path, capsys):
+    """The first begins between the second's look at the folder and its start."""
+    values = {f: getattr(config, f) for f in SMALL | {"model": 0, "prompt": 0}}
+    named = Config(**values, run_dir="mine")
+    with pytest.raises(ValueError, match="another process is writing"):
+        with resumable(named, {}) as started:
+            first = open_run(named.resolved(), get_algorithm("grpo"))
+            open_run(started.resolved(), get_algorithm("grpo"))
+    assert "To go on" not in capsys.readouterr().err
+    first.close()
+
+
+def test_relative_paths_are_right_from_another_folder(config, tmp_path, monkeypatch):
+    values = {f: getattr(config, f) for f in SMALL} | {"model": "base", "prompt": "question_only"}
+    (tmp_path / "question_only").mkdir()  # not what is meant
+    with pytest.raises(Stopped) as stopped:
+        with resumable(Config(**values), values) as started:
+            train(started, reward_fn=lambda response, truth: (_ for _ in ()).throw(KeyboardInterrupt))
+    words = shlex.split(str(stopped.value).splitlines()[1])
+    given = dict(zip(words[words.index("-p") + 1 :: 3], words[words.index("-p") + 2 :: 3]))
+    assert (given["model"], given["prompt"]) == (str(tmp_path / "base"), "question_only")
+    monkeypatch.chdir("/")
+    [folder] = (tmp_path / "runs").iterdir()
+    assert Run(folder).config["model"] == given["model"]
+    there = dict(run_dir=str(folder), resume=True, model=given["model"])
+    with pytest.raises(ValueError, match="other values: reward_fn "):  # and no other model
+        train(Config(**values | there))
 
 
 def test_ipython_shows_a_stop_by_its_words_alone(capsys):

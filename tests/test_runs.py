@@ -90,10 +90,11 @@ def test_resume_names_what_differs_and_n_steps_may_grow(tmp_path):
         open_run(config(tmp_path, resume=True), own)
     with pytest.raises(ValueError, match="n_steps: got 3"):
         open_run(replace(config(tmp_path, resume=True), n_steps=3), get_algorithm("grpo"))
-    open_run(
-        replace(config(tmp_path, resume=True), n_steps=9, checkpoint_every=3), get_algorithm("grpo")
-    ).close()
-    record = Run(tmp_path / "run").config
+    before = Run(tmp_path / "run").config
+    longer = replace(config(tmp_path, resume=True), n_steps=9, checkpoint_every=3)
+    (writer := open_run(longer, get_algorithm("grpo"))).close()
+    assert Run(tmp_path / "run").config == before  # until all is loaded
+    record = writer.record
     assert (record["n_steps"], record["checkpoint_every"], len(record["resumed"])) == (9, 3, 1)
     assert record["resumed"][0]["changes"] == []
 
@@ -212,7 +213,7 @@ def test_a_broken_config_is_one_error_that_names_the_file(tmp_path, content, mes
     [
         ('{"step": 0}\n{broken\n', "line 2 is not a JSON object"),
         ("7\n", "line 1 is not a JSON object"),
-        ('{"reward": 1}\n', "no 'step'"),
+        ('{"reward": 1}\n', "no number as its 'step'"),
     ],
 )
 def test_broken_metrics_are_one_error_that_names_the_file(tmp_path, content, message):

@@ -176,7 +176,8 @@ def find_runs(patterns) -> list[Path]:
     found: dict[Path, None] = {}
     for pattern in _names(patterns):
         for base in (Path(), *Path.cwd().parents):
-            here = map(Path, sorted(glob.glob(os.path.expanduser(base / pattern))))
+            place = str(base / os.path.expanduser(pattern))
+            here = [Path(place)] if os.path.isdir(place) else map(Path, sorted(glob.glob(place)))
             if here := [p for p in here if (p / "metrics.jsonl").is_file()]:
                 found |= dict.fromkeys(here)
                 break

@@ -165,7 +165,7 @@ def plan(
         page.attempt("run_dir", check_folder, c, algorithm)
     goes, disk = Path(c.run_dir or runs_folder()), f"about {_size(found['disk'])}"
     above = goes.expanduser().absolute()
-    folder = next(folder for folder in (above, *above.parents) if folder.is_dir())
+    folder = next(folder for folder in (above, *above.parents) if os.path.isdir(folder))
     free = shutil.disk_usage(folder).free
     page.lines.append(
         f"disk: {disk} for checkpoints and weights, {_size(free)} free where {c.run_dir or 'runs'} goes"

@@ -6,6 +6,8 @@ own functions, the base model's weights. So a run goes on only over what it bega
 
 import inspect
 import json
+import os
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 from rlkit.jobs.provenance import provenance
 from rlkit.jobs.runs import Run, checkpoints
+from rlkit.tasks.prompts import prompt_names
 
 FORMAT = 2  # of config.json, metrics.jsonl and the checkpoints; 1 had no hashes and no checksums
 # what may differ when a run goes on: where and how long it runs, memory, what is watched; n_steps may grow
@@ -21,6 +24,7 @@ MAY_CHANGE = set(
     "gradient_accumulation_steps gradient_checkpointing checkpoint_every rollouts_every eval_every "
     "eval_at_start n_val n_val_final".split()
 )
+PLACES = {"model", "dataset", "prompt"}  # may be paths
 
 
 def run_record(config, algorithm, inputs: dict | None = None) -> dict:
@@ -29,7 +33,18 @@ def run_record(config, algorithm, inputs: dict | None = None) -> dict:
     parts |= {"cliprange": list(algorithm.cliprange)} if isinstance(algorithm.cliprange, tuple) else {}
     rule = {name: function_name(part) if callable(part) else part for name, part in parts.items()}
     made = {"algorithm": rule, "format": FORMAT, "inputs": inputs or {}, "provenance": provenance()}
-    return asdict(config) | made
+    return with_places(asdict(config)) | made
+
+
+def with_places(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with absolute paths where model, dataset or prompt is a file or folder here, so that they
+    mean the same from another working directory."""
+    placed = {}
+    for name in PLACES & values.keys():
+        path = Path(os.path.expanduser(str(values[name])))
+        if values[name] not in ("laptop", *prompt_names()) and path.exists():
+            placed[name] = str(path.absolute())
+    return {**values, **placed}
 
 
 def inputs_of(prompt, reward_fn, val_reward_fn, train_problems, val_problems) -> dict[str, str]:
@@ -120,9 +135,11 @@ def differences(recorded: dict, wanted: dict) -> list[str]:
     """What is not as it was, as "name (there ..., now ...)"; a value that was not kept is another one."""
     pairs: dict[str, tuple[Any, Any]] = {}
     for name in wanted.keys() - MAY_CHANGE - {"provenance", "algorithm", "inputs"}:
-        pairs[name] = recorded.get(name, "nothing"), wanted[name]
+        pairs[name] = with_places(recorded).get(name, "nothing"), wanted[name]
     for part in ("algorithm", "inputs"):
         for name, value in wanted[part].items():
+            if name == "summary":  # words about the algorithm
+                continue
             pairs.setdefault(name, (recorded.get(part, {}).get(name, "nothing"), value))
     if recorded.get("n_val") != wanted["n_val"] or recorded.get("n_val_final") != wanted["n_val_final"]:
         pairs.pop("validation problems", None)  # another number of them was asked for

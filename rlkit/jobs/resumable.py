@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.jobs.config import Config
-from rlkit.jobs.run_writer import claim_run_dir, runs_folder
+from rlkit.jobs.record import with_places
+from rlkit.jobs.run_writer import claim_run_dir, in_use, runs_folder
 
 _STARTED: set[Path] = set()  # run folders of this kernel
 
@@ -44,7 +45,7 @@ def resumable(config: Config, values: Mapping[str, Any], how=None) -> Iterator[C
     )
     folder = folder.absolute()
     record = folder / "config.json"
-    again = folder in _STARTED and record.is_file()
+    again = folder in _STARTED and os.path.isfile(record)
     config = dataclasses.replace(config, run_dir=str(folder), resume=config.resume or again)
     _STARTED.add(folder)
     before, hint_lines = read_bytes(record), (how or how_to_resume)(folder, values)
@@ -54,9 +55,11 @@ def resumable(config: Config, values: Mapping[str, Any], how=None) -> Iterator[C
         with sigterm_raises(Stopped("SIGTERM")):
             yield config
     except BaseException as error:
-        began = read_bytes(record) not in (None, before)  # only then there is something to go on with
-        if claimed and not any(folder.iterdir()):
-            folder.rmdir()
+        if claimed:
+            with suppress(OSError):  # it holds something, or is gone
+                folder.rmdir()
+        changed = read_bytes(record) != before or (config.resume and not isinstance(error, ValueError))
+        began = changed and os.path.isfile(record) and not in_use(folder)  # is there something to go on with?
         if isinstance(error, KeyboardInterrupt):
             why = f"Stopped ({str(error) or 'interrupted'})."
             raise Stopped(f"{why} {hint_lines}" if began else why) from None
@@ -69,7 +72,7 @@ def how_to_resume(folder: Path, values: Mapping[str, Any]) -> str:
     """What to type and what to set to go on with a run that stopped; both right wherever one stands."""
     left_out = ("run_dir", "resume", "dry_run")
     stated = {k: v for k, v in values.items() if v is not None and k not in left_out}
-    stated |= {"run_dir": folder, "resume": True}
+    stated = with_places(stated) | {"run_dir": folder, "resume": True}
     notebook = Path(__file__).resolve().parents[2] / "notebooks" / "train.ipynb"
     output = folder.with_name(f"{folder.name}-resumed.ipynb")
     words = ["papermill", notebook, output, *(w for item in stated.items() for w in ("-p", *item))]
@@ -87,7 +90,7 @@ def near(folder: Path) -> str:
 
 
 def read_bytes(path: Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None
+    return path.read_bytes() if os.path.isfile(path) else None
 
 
 def to_terminal(text: str) -> None:

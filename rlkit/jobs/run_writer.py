@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -19,9 +19,10 @@ from filelock import FileLock, Timeout
 from rlkit.jobs import sharding
 from rlkit.jobs.metrics import METRICS
 from rlkit.jobs.record import continued, earlier_run, run_record
-from rlkit.jobs.runs import Run, checkpoints, steps_missing
+from rlkit.jobs.runs import checkpoints, read_log, steps_missing
 from rlkit.support.checks import shown
 from rlkit.support.files import (
+    CHECKSUMS,
     GrowingFile,
     as_jsonl,
     damage,
@@ -47,7 +48,13 @@ class RunWriter:
 
     def __init__(self, path: Path, ranks: Ranks = ALONE):
         self.path, self.ranks, self._files = path, ranks, {}
+        self.record, self._goes_on = {}, False  # a run that goes on keeps its record until it is loaded
         self._open = ExitStack()
+
+    @property
+    def finished(self) -> bool:
+        """True if the run has all the steps that are wanted now."""
+        return self.ranks.from_first(lambda: self.record.get("finished_step", -1) >= self.record["n_steps"])
 
     @contextmanager
     def _writing(self):
@@ -59,8 +66,10 @@ class RunWriter:
             what = error.strerror or str(error)
             if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", None)):
                 what = f"{what}: {shutil.disk_usage(self.path).free / 1e6:.0f} MB free"
-            line = f"run_dir: {str(self.path)!r} cannot be written to ({what}); the run stops, {kept}"
-            raise OSError(f"{line}, and resume=True goes on with it once that is mended") from error
+            line = f"run_dir: {str(self.path)!r} cannot be written to ({what}); the run stops, "
+            if not (self.path / "config.json").is_file():
+                raise OSError(f"{line}its folder is gone") from error
+            raise OSError(f"{line}{kept}, and resume=True goes on with it once that is mended") from error
 
     def log(self, row: dict) -> None:
         """One line of metrics.jsonl, on disk when this returns. What is not finite or None is left out."""
@@ -112,38 +121,52 @@ class RunWriter:
         """Load the last checkpoint and cut the logs back to it. Returns its step, or -1 if there is none.
 
         A checkpoint that is not as it was written is renamed and the one before it taken. ValueError if none
-        is whole or if the log lacks steps (unless ``allow_gaps``); any other error is raised as it is.
+        is whole, if it is of another model, or if the log lacks steps; with ``allow_gaps`` it may lack some,
+        and a checkpoint its checksums (format 1). Any other error is raised as it is. The folder, config.json
+        included, stays as it was until all is loaded.
         """
         import torch
 
         from rlkit.support.adapters import load_trained_state
 
-        folder, step = self.ranks.from_first(self._last_whole), -1
+        folder, step = self.ranks.from_first(lambda: self._last_whole(allow_gaps)), -1
         if folder is not None and (self.ranks.size > 1 or not (folder / "state.pt").exists()):
             step = sharding.load(folder, model, optimizer)
         elif folder is not None:
             device = next(model.parameters()).device
             state = torch.load(folder / "state.pt", map_location=device, weights_only=True)
-            load_trained_state(model, state["model"])
-            optimizer.load_state_dict(state["optimizer"])
-            if scaler:
-                scaler.load_state_dict(state.get("scaler", {}))
+            try:
+                load_trained_state(model, state["model"])
+                optimizer.load_state_dict(state["optimizer"])
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, ValueError) as error:
+                of = f"the weights in {str(folder)!r} are not of this model's names and shapes"
+                expected = "expected the model and lora_rank that they were trained with"
+                raise ValueError(f"resume: {of}; {expected}") from error
+            if scaler and state.get("scaler"):
+                scaler.load_state_dict(state["scaler"])
             step = state["step"]
         if self.ranks.first:
-            missing = steps_missing(read_jsonl(self.path / "metrics.jsonl", growing=True), step)
+            logs = {name: read_log(self.path / name) for name in LOGS}
+            missing = steps_missing(logs["metrics.jsonl"], step)
             if missing and not allow_gaps:
                 what = f"{str(self.path / 'metrics.jsonl')!r} lacks the lines of {missing}"
                 raise ValueError(f"resume: {what}; expected a whole log, or allow_changes=True")
             with self._writing():
-                for name in LOGS:
-                    put_aside_after(self.path / name, step)
+                for name, rows in logs.items():
+                    put_aside_after(self.path / name, rows, step)
+            self._goes_on = False
+            self.note()
         return step
 
-    def _last_whole(self) -> Path | None:
-        """The newest checkpoint that its checksums find whole; damaged ones after it are renamed."""
+    def _last_whole(self, unproven=False) -> Path | None:
+        """The newest checkpoint that its checksums find whole; damaged ones after it are renamed. unproven:
+        one without checksums will do."""
         damaged = {}
         for folder in reversed(found := checkpoints(self.path)):
-            if not (damaged_how := damage(folder)):
+            damaged_how = damage(folder)
+            if not damaged_how or (unproven and not (folder / CHECKSUMS).exists() and any(folder.iterdir())):
                 for bad, how in damaged.items():
                     aside = bad.with_name(f"damaged-{bad.name}-{time.time_ns()}")
                     print(f"{bad}: damaged ({how}), kept as {aside.name}; {folder.name} is taken", flush=True)
@@ -151,10 +174,9 @@ class RunWriter:
                 return folder
             damaged[folder] = damaged_how
         if found:
-            raise ValueError(
-                f"resume: no checkpoint in {str(self.path)!r} is as it was written; expected a whole one, or "
-                "a new run_dir"
-            )
+            how = ", ".join(f"{bad.name}: {how}" for bad, how in damaged.items())
+            what = f"no checkpoint in {str(self.path)!r} is as it was written ({how})"
+            raise ValueError(f"resume: {what}; expected a whole one, or a new run_dir")
         return None
 
     def finish(self, step: int, model, tokenizer) -> None:
@@ -184,13 +206,15 @@ class RunWriter:
     def note(self, **values) -> None:
         """Further entries of config.json."""
         if self.ranks.first:
-            with self._writing():
-                write_json(self.path / "config.json", Run(self.path).config | values)
+            self.record |= values
+            if not self._goes_on:
+                with self._writing():
+                    write_json(self.path / "config.json", self.record)
 
     def note_weights(self, weights: str, allow_changes: bool) -> None:
         """The hash of the base model's weights. ValueError if the run began with others."""
         if self.ranks.first:
-            inputs = Run(self.path).config["inputs"]
+            inputs = self.record["inputs"]
             if inputs.get("weights", weights) != weights and not allow_changes:
                 raise ValueError(
                     f"model: its weights are not those that the run in {str(self.path)!r} began with; "
@@ -232,9 +256,8 @@ def save_state(path: Path, step: int, model, optimizer, scaler=None) -> None:
         os.fsync(file.fileno())
 
 
-def put_aside_after(path: Path, step: int) -> None:
-    """Cut a log back to a step; later lines, which come again, go to superseded-<name>."""
-    rows = read_jsonl(path, growing=True)
+def put_aside_after(path: Path, rows: list[dict], step: int) -> None:
+    """Cut a log of these rows back to a step; later ones, which come again, go to superseded-<name>."""
     later = [row for row in rows if row["step"] > step]
     if later:
         aside = path.with_name(f"superseded-{path.name}")
@@ -271,7 +294,8 @@ def open_run(config, algorithm, ranks: Ranks = ALONE, inputs: dict | None = None
             *path.glob(".try-*"),
         ):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-        if record.get("finished_step", -1) < config.n_steps:
+        writer.record, writer._goes_on = record, recorded is not None
+        if recorded is None:
             write_json(path / "config.json", record)
     except OSError as error:
         writer.close()
@@ -286,8 +310,9 @@ def open_run(config, algorithm, ranks: Ranks = ALONE, inputs: dict | None = None
 
 def refuse_links(path: Path) -> None:
     for entry in (*path.iterdir(), *path.glob("checkpoints/*")):
-        if entry.is_symlink():
-            raise ValueError(f"run_dir: {str(entry)!r} is a link; expected a run's own files and folders")
+        if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
+            what = "a link" if entry.is_symlink() else "no plain file"
+            raise ValueError(f"run_dir: {str(entry)!r} is {what}; expected a run's own files and folders")
 
 
 def runs_folder() -> Path:
@@ -300,14 +325,31 @@ def runs_folder() -> Path:
 def claim_run_dir(preset: str, algo: str, seed: int) -> Path:
     """A new folder under runs/, made here, so that no other start has it: preset, algorithm, seed, time."""
     stem = f"{preset}-{algo}-seed{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    runs_folder().mkdir(parents=True, exist_ok=True)
-    for suffix in ("", *(f"-{i}" for i in range(2, 10000))):
-        try:
-            (path := runs_folder() / f"{stem}{suffix}").mkdir()
-        except FileExistsError:
-            continue
-        return path
+    try:
+        runs_folder().mkdir(parents=True, exist_ok=True)
+        for suffix in ("", *(f"-{i}" for i in range(2, 10000))):
+            with suppress(FileExistsError):
+                (path := runs_folder() / f"{stem}{suffix}").mkdir()
+                return path
+    except OSError as error:
+        what = f"no new folder can be made in {str(runs_folder())!r} ({error.strerror or error})"
+        raise ValueError(f"run_dir: {what}; expected one that can be written to") from error
     raise ValueError(f"run_dir: ten thousand runs began as {stem} this second; expected a name of your own")
+
+
+def in_use(path: Path) -> bool:
+    """True while a process, this one or another, holds the run's folder."""
+    if not (path / ".lock").is_file():
+        return False
+    lock = FileLock(path / ".lock", timeout=0, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        return True
+    except (OSError, NotImplementedError):  # no locks here
+        return False
+    lock.release()
+    return False
 
 
 def _locked(path: Path) -> FileLock:

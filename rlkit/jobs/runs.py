@@ -39,15 +39,13 @@ class Run:
     def metrics(self) -> pd.DataFrame:
         """One row a step, the columns of ``METRICS``; a value that a step does not have is NaN."""
         path = self.path / "metrics.jsonl"
-        frame = pd.DataFrame(read_jsonl(path, growing=True))
-        if len(frame) and ("step" not in frame or frame.step.isna().any()):
-            raise ValueError(f"{path}: a line has no 'step', so these are not a run's metrics")
+        frame = pd.DataFrame(read_log(path))
         return frame if len(frame) else pd.DataFrame(columns=["step"])
 
     @property
     def rollouts(self) -> pd.DataFrame:
         """One response a row: step, split ("train", "validation"), group, prompt, response, gold, ..."""
-        return pd.DataFrame(read_jsonl(self.path / "rollouts.jsonl", growing=True))
+        return pd.DataFrame(read_log(self.path / "rollouts.jsonl"))
 
     @property
     def model_path(self) -> Path:
@@ -100,6 +98,14 @@ def load_run(path) -> Run:
     return Run(path)
 
 
+def read_log(path) -> list[dict]:
+    """The lines of metrics.jsonl or rollouts.jsonl, [] if there is none; ValueError for a broken one."""
+    rows = read_jsonl(path, growing=True)
+    if not all(isinstance(row.get("step"), (int, float)) for row in rows):
+        raise ValueError(f"{path}: a line has no number as its 'step', so it is not a run's log")
+    return rows
+
+
 def read_config(path) -> dict:
     """What a run's config.json holds; ValueError naming the file if it is broken or another program's."""
     try:
@@ -111,6 +117,11 @@ def read_config(path) -> dict:
     if missing or not isinstance(record["algorithm"], dict) or "name" not in record["algorithm"]:
         what = ", ".join(missing) or "name of an algorithm"
         raise ValueError(f"{path}: has no {what}; expected a run's config")
+    kinds: dict[str, type] = dict(n_steps=int, finished_step=int, inputs=dict, resumed=list)
+    for name, kind in kinds.items():
+        if not isinstance(record.get(name, kind()), kind):
+            got = f"{name}: got {shown(record[name])}, expected {kind.__name__}"
+            raise ValueError(f"{path}: {got}; is this a run's config?")
     return record
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 SHOWN = 120  # characters of a value in an error
+LONGEST_NAME = 255  # bytes of a file's or folder's name, on nearly every file system
 LONGEST_PATH = 4096  # characters; no file system takes a longer path
 
 
@@ -85,4 +86,8 @@ def unusable_folder(text: str) -> str:
         path = os.path.dirname(path)
     if not os.path.isdir(path):
         return f"{shown(path)} is not a folder"
+    if long := [
+        part for part in os.path.normpath(text).split(os.sep) if len(os.fsencode(part)) > LONGEST_NAME
+    ]:
+        return f"a name of {len(os.fsencode(long[0]))} bytes"
     return "" if os.access(path, os.W_OK | os.X_OK) else f"{shown(path)} cannot be written to"

@@ -123,9 +123,16 @@ def write_checksums(folder: Path) -> None:
 
 def damage(folder: Path) -> str:
     """What is not as it was written, by the folder's checksums; "" if all is."""
-    wanted = json.loads((folder / CHECKSUMS).read_bytes())
+    if not (folder / CHECKSUMS).is_file():
+        return f"{CHECKSUMS} is missing"
+    try:
+        wanted = dict(json.loads((folder / CHECKSUMS).read_bytes()))
+    except (ValueError, TypeError):
+        wanted = {}
+    if not wanted:
+        return f"{CHECKSUMS} is not as it was written"
     for name, sha in wanted.items():
-        if not (folder / name).exists():
+        if not (folder / name).is_file():
             return f"{name} is missing"
         if _sha256(folder / name) != sha:
             return f"{name} is not as it was written"
