@@ -140,7 +140,7 @@ def test_an_overflow_is_skipped_and_halves_the_scale():
 
 
 def test_a_first_batch_with_nothing_to_learn_from_steps_in_float16_too():
-    """No loss has been scaled yet; the step is the one that float32 takes, and the next is an ordinary one."""
+    """No loss has been scaled yet; the step is float32's, and the next is an ordinary one."""
     moved = {}
     for values in ({}, dict(autocast_dtype=torch.float16, scaler=scaler())):
         model, batch = model_and_batch()
