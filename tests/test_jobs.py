@@ -427,6 +427,14 @@ def make_run(folder, algo, seed=0, values=(), metric="val_reward", started=None,
     return load_run(folder)
 
 
+def test_a_run_folder_whose_name_looks_like_a_pattern(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/[a]*?", "runs/[b]"):
+        make_run(tmp_path / name, "grpo", 0, [0.05, 0.5])
+    (tmp_path / "runs/b").mkdir()
+    assert find_runs("runs/[a]*?, runs/[b]") == [Path("runs/[a]*?"), Path("runs/[b]")]
+
+
 def test_tables_of_several_seeds(tmp_path, monkeypatch):
     for seed, end in enumerate((0.70, 0.72, 0.74)):
         make_run(tmp_path / f"runs/a-{seed}", "grpo", seed, [0.05, 0.5, end])

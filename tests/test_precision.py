@@ -139,6 +139,21 @@ def test_an_overflow_is_skipped_and_halves_the_scale():
     assert not any(torch.equal(p, before[name]) for name, p in model.named_parameters() if "norm" in name)
 
 
+def test_a_first_batch_with_nothing_to_learn_from_steps_in_float16_too():
+    """No loss has been scaled yet; the step is float32's, and the next is an ordinary one."""
+    moved = {}
+    for values in ({}, dict(autocast_dtype=torch.float16, scaler=scaler())):
+        model, batch = model_and_batch()
+        advantages, batch.advantages = batch.advantages, torch.zeros(6)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+        train_step(model, optimizer, batch, ALGORITHMS["grpo"], **values)
+        moved[len(values)] = [p.detach().clone() for p in model.parameters()]
+        batch.advantages = advantages
+        _, metadata = train_step(model, optimizer, batch, ALGORITHMS["grpo"], **values)
+        assert metadata["grad_norm"] > 0
+    assert all(torch.equal(a, b) for a, b in zip(moved[0], moved[2]))
+
+
 def test_a_scaler_that_is_off_changes_no_bit():
     weights = []
     for values in ({}, dict(scaler=torch.amp.GradScaler("cpu", enabled=False))):

@@ -90,9 +90,11 @@ def start_ranks(n: int, arguments: list[str]) -> str | None:
                 f"rank {rank} of {n} was ended by {killer}; the run stops, resume goes on from its checkpoint"
             )
         record = (failure.error_file_data or {}).get("message", {})
-        if isinstance(record, dict) and not failure.message.startswith("ValueError: "):
+        record = record if isinstance(record, dict) else {}
+        said = str(record.get("message", failure.message))  # torch gives the text, or the whole of the record
+        if not said.startswith("ValueError: "):
             print(record.get("extraInfo", {}).get("py_callstack", ""), file=sys.stderr)
-        return failure.message.removeprefix("ValueError: ")
+        return said.removeprefix("ValueError: ")
     return None
 
 

@@ -55,7 +55,8 @@ def parameters(namespace: dict[str, Any]) -> dict[str, Any]:
 def _names(value) -> tuple[str, ...]:
     """Names from a list, from text with commas between them, or from a list written as text."""
     if isinstance(value, str):
-        value = value.strip().strip("[]").split(",")
+        text = value.strip()
+        value = (text[1:-1] if text[:1] + text[-1:] == "[]" else text).split(",")
     if isinstance(value, (list, tuple, set)) and all(isinstance(item, (str, Path)) for item in value):
         items = tuple(text for item in value if (text := str(item).strip().strip("'\"")))
         if items and not any(map(unusable_path, items)):
