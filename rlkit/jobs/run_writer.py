@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from rlkit.jobs import sharding
 from rlkit.jobs.metrics import METRICS
 from rlkit.jobs.record import continued, earlier_run, run_record
-from rlkit.jobs.runs import checkpoints, read_log, steps_missing
+from rlkit.jobs.runs import Run, checkpoints, read_log, steps_missing
 from rlkit.support.checks import shown
 from rlkit.support.files import (
     CHECKSUMS,
@@ -206,7 +206,7 @@ class RunWriter:
     def note(self, **values) -> None:
         """Further entries of config.json."""
         if self.ranks.first:
-            self.record |= values
+            self.record = (self.record or Run(self.path).config) | values
             if not self._goes_on:
                 with self._writing():
                     write_json(self.path / "config.json", self.record)
