@@ -63,7 +63,7 @@ test-unit: $(VENV)/.installed
 	pytest -n $(WORKERS) -m "not vllm and not slow" tests
 
 test-slow: $(VENV)/.installed
-	pytest -n $(WORKERS) -m slow tests
+	pytest -n $(WORKERS) --dist worksteal -m slow tests
 
 test-notebooks: $(VENV)/.installed
 	pytest -n $(WORKERS) $(NBVAL) $(NOTEBOOK_FILES)
