@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_model import RUN as VALUES
 from tiny_model import save_tiny_model, share_of_lower_case
 
 from rlkit import Config, train
@@ -25,23 +26,6 @@ from rlkit.jobs.resumable import resumable
 from rlkit.jobs.run_writer import claim_run_dir
 from rlkit.jobs.runs import Run, checkpoints
 from rlkit.support.files import read_jsonl
-
-VALUES = dict(
-    prompt="question_only",
-    algo="offpolicy_clip",
-    n_train=16,
-    n_val=4,
-    n_val_final=6,
-    n_steps=6,
-    eval_every=2,
-    rollout_batch_size=16,
-    group_size=4,
-    train_batch_size=8,
-    max_tokens=8,
-    lr=1e-3,
-    rollouts_every=2,
-    checkpoint_every=2,
-)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_model import save_tiny_model, share_of_lower_case
+from tiny_model import RUN, save_tiny_model, share_of_lower_case
 
 from rlkit import laptop
 from rlkit.jobs import run_writer
@@ -31,25 +31,7 @@ def base(tmp_path_factory):
 
 
 def config_in(folder, base, **values):
-    defaults = dict(
-        model=base,
-        prompt="question_only",
-        algo="offpolicy_clip",
-        n_train=16,
-        n_val=4,
-        n_val_final=6,
-        n_steps=6,
-        eval_every=2,
-        rollout_batch_size=16,
-        group_size=4,
-        train_batch_size=8,
-        max_tokens=8,
-        lr=1e-3,
-        rollouts_every=2,
-        checkpoint_every=2,
-        run_dir=str(folder),
-    )
-    return Config(**defaults | values)
+    return Config(**RUN | {"model": base, "run_dir": str(folder)} | values)
 
 
 @pytest.fixture(scope="module")

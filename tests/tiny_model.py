@@ -24,6 +24,23 @@ SIZES = dict(
     max_position_embeddings=1024,
     initializer_range=0.2,
 )
+# a run of seconds that evaluates, keeps rollouts and writes checkpoints at steps 2, 4 and 6
+RUN = dict(
+    prompt="question_only",
+    algo="offpolicy_clip",
+    n_train=16,
+    n_val=4,
+    n_val_final=6,
+    n_steps=6,
+    eval_every=2,
+    rollout_batch_size=16,
+    group_size=4,
+    train_batch_size=8,
+    max_tokens=8,
+    lr=1e-3,
+    rollouts_every=2,
+    checkpoint_every=2,
+)
 MAKERS = {
     "olmo2": lambda: Olmo2ForCausalLM(
         Olmo2Config(**SIZES, pad_token_id=0, eos_token_id=1, tie_word_embeddings=False)

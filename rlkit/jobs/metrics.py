@@ -1,6 +1,7 @@
 """The names in metrics.jsonl: what each says, and its axis label with the unit.
 
-Beside them stand ``reward_<name>``, the mean of a further number that a reward function of one's own gives.
+Beside them stand ``reward_<name>``, the mean of a further number that a reward function of one's own gives,
+in steps in which every response has it.
 """
 
 # name | axis label | meaning; an indented line goes on with the one above it
@@ -61,8 +62,6 @@ val_truncated_share | validation truncated (share) | share of validation respons
 val_n | validation problems | validation problems used
 """
 _ROWS = [line.split(" | ", 2) for line in _TABLE.replace("\n  ", " ").splitlines()]
-# beside these: reward_<key>, the mean of a further key of the reward function, in steps in which every
-# response has a number under it
 METRICS = {name: meaning for name, _, meaning in _ROWS}
 LABELS = {name: label for name, label, _ in _ROWS}
 PHASES = ("time_sample", "time_train", "time_eval", "time_sync")

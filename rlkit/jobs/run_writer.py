@@ -339,16 +339,11 @@ def claim_run_dir(preset: str, algo: str, seed: int) -> Path:
 
 def in_use(path: Path) -> bool:
     """True while a process, this one or another, holds the run's folder."""
-    if not (path / ".lock").is_file():
-        return False
-    lock = FileLock(path / ".lock", timeout=0, thread_local=False, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        return True
-    except (OSError, NotImplementedError):  # no locks here
-        return False
-    lock.release()
+    with suppress(OSError):  # the folder is gone
+        try:
+            _locked(path).release()
+        except ValueError:
+            return True
     return False
 
 
