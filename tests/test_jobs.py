@@ -166,7 +166,9 @@ def test_text_from_yaml_is_read_and_a_dry_run_trains_nothing(repo, tmp_path):
 
 def test_a_failure_keeps_the_run_and_says_how_to_go_on(repo, tmp_path, monkeypatch):
     """The run is stopped in its third step, as by a full disk; the printed command ends it."""
-    (tmp_path / "sitecustomize.py").write_text(
+    startup = tmp_path / "ipython" / "profile_default" / "startup"  # code of a kernel that has its ports
+    startup.mkdir(parents=True)
+    (startup / "fail.py").write_text(
         "import os, rlkit.jobs.run_writer\n"
         "log = rlkit.jobs.run_writer.RunWriter.log\n"
         "def failing(self, row):\n"
@@ -179,9 +181,9 @@ def test_a_failure_keeps_the_run_and_says_how_to_go_on(repo, tmp_path, monkeypat
     settings = ["-p", "n_steps", "4", "-p", "checkpoint_every", "2", "-p", "seed", "3"]
     with monkeypatch.context() as patch:
         patch.delenv("PYTEST_CURRENT_TEST")  # with it a kernel leaves its descriptors alone
-        patch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        patch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
         done = papermill(repo, tmp_path, "train", *settings)
-    assert done.returncode == 1 and "No space left on device" in done.stderr
+    assert done.returncode == 1 and "No space left on device" in done.stderr, done.stderr[-2000:]
     shown = texts(json.loads((tmp_path / "out.ipynb").read_text()))
     assert "To go on from the last checkpoint, in a terminal:" in shown
     [run] = map(load_run, find_runs(str(tmp_path / "runs/*")))
