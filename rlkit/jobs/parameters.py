@@ -8,10 +8,8 @@ code.
 
 import dataclasses
 import glob
-import json
 import math
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +20,7 @@ from pydantic import AfterValidator, BeforeValidator
 from pydantic.dataclasses import dataclass
 
 from rlkit.jobs.config import Config, Size
+from rlkit.jobs.records import read_records
 from rlkit.jobs.runs import Run, load_run
 from rlkit.samplers.base import SamplingParams
 from rlkit.support.checks import hint, shown, unusable_path
@@ -152,14 +151,16 @@ class EvaluateJob(metaclass=Checked):
 class CompareJob(metaclass=Checked):
     """What compare.ipynb does."""
 
-    runs: Names = say((), "run folders or patterns such as runs/*")
+    runs: Names = say((), "run folders, patterns such as runs/*, or files of records")
     metrics: Names | None = say(None, "what is drawn, the first also tabulated; None: those of COMPARED")
-    baseline: Value | None = say(None, "the group that others are compared with; None is the first")
+    baseline: Value | None = say(None, "the group that others are compared with; None is grpo or the first")
     by: FieldName = say("algo", "the config field that makes the groups")
 
     def __post_init__(self):
         if not self.runs:
-            raise ValueError("runs: got nothing, expected run folders or a pattern such as runs/*")
+            raise ValueError(
+                "runs: got nothing, expected run folders, a pattern such as runs/* or a file of records"
+            )
 
     @classmethod
     def from_parameters(cls, values: Mapping[str, Any]) -> Self:
@@ -168,38 +169,31 @@ class CompareJob(metaclass=Checked):
 
 
 def find_runs(patterns) -> list[Path]:
-    """The run folders (those with a metrics.jsonl) that the names or patterns mean, in order, each once.
+    """The run folders (those with a metrics.jsonl) and files of records that the names or patterns mean.
 
-    A relative pattern is looked for from the working directory and then from the folders above it, so that
-    the same value works from the repository's root and from ``notebooks/``. ValueError for a pattern that
-    means no run.
+    In order, each once. A relative pattern is looked for from the working directory and then from the folders
+    above it, so that the same value works from the repository's root and from ``notebooks/``. ValueError for
+    a pattern that means no run.
     """
     found: dict[Path, None] = {}
     for pattern in _names(patterns):
         for base in (Path(), *Path.cwd().parents):
             place = str(base / os.path.expanduser(pattern))
             here = [Path(place)] if os.path.isdir(place) else map(Path, sorted(glob.glob(place)))
-            if here := [p for p in here if (p / "metrics.jsonl").is_file()]:
+            if here := [p for p in here if (p if p.suffix == ".jsonl" else p / "metrics.jsonl").is_file()]:
                 found |= dict.fromkeys(here)
                 break
         else:
-            raise ValueError(f"runs: {pattern!r} means no run folder here (a run folder has a metrics.jsonl)")
+            raise ValueError(
+                f"runs: {pattern!r} means no run here: no folder with a metrics.jsonl, no file of records"
+            )
     return list(found)
 
 
-def keep_record(run: Run, folder: str | Path) -> Path:
-    """Copies a run's config and metrics to ``folder``/<name>, small enough to be committed.
-
-    What names the machine's folders (the command, the run's own path) is left out; ``load_run`` reads the
-    copy.
-    """
-    target = Path(folder) / run.name
-    target.mkdir(parents=True, exist_ok=True)
-    config = run.config | {"run_dir": None}
-    config["provenance"] = {k: v for k, v in config.get("provenance", {}).items() if k != "command"}
-    (target / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    shutil.copyfile(run.path / "metrics.jsonl", target / "metrics.jsonl")
-    return target
+def load_runs(patterns) -> list[Run]:
+    """The runs in these folders and files of records (see ``find_runs``)."""
+    paths = find_runs(patterns)
+    return [run for path in paths for run in ([load_run(path)] if path.is_dir() else read_records(path))]
 
 
 def resolve(name: str) -> Path | None:

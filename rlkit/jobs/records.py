@@ -77,6 +77,14 @@ def read_records(path) -> list[Record]:
     return [Record(Path(path).with_suffix(""), row) for row in rows]
 
 
+def by_name(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """The records in groups, {name without "-seed3": records by seed}."""
+    groups: dict[str, list[Record]] = {}
+    for run in sorted(records, key=lambda run: run.config["seed"]):
+        groups.setdefault(run.name.rpartition("-seed")[0], []).append(run)
+    return groups
+
+
 def passes(final: Mapping[str, Any], k: int, chosen=None) -> tuple[float, float]:
     """(pass@k, its standard error over problems) of a ``final``; ``chosen``: which problems, a mask."""
     right = np.asarray(final["right"])
