@@ -98,6 +98,9 @@ class EvaluateJob(metaclass=Checked):
 
     config: Config  # model, dataset, machine; where ``model`` is a run's folder, the rest comes from that run
     prompts: Prompts = say(("question_only", "r1_zero", "r1_zero_three_shot"), "names or files")
+    against: Text | None = say(
+        None, "a second model for the same questions: base (what the run began with), a name or a folder"
+    )
     n_problems: Size = say(128, "validation problems")
     n_samples: Size = say(4, "responses to each; one at temperature 0, where all would be the same")
     fast: bool = say(True, "True: the strict grader of training; False: the lenient one, for audits")
@@ -121,12 +124,13 @@ class EvaluateJob(metaclass=Checked):
         """The job from what the notebook was given; None is the default. One ValueError for all mistakes."""
         known = [name for name in cls.__dataclass_fields__ if name != "config"] + _FROM_CONFIG
         errors, values = [unknown(cls, n, known) for n in values if n not in known], given(values, known)
-        folder = resolve(str(values.get("model", "")))
+        folder, base = resolve(str(values.get("model", ""))), None
         if folder is not None:
             values["model"] = str(folder)
             if (folder / "metrics.jsonl").is_file():
                 recorded = load_run(folder).config
                 recorded["prompts"] = recorded["prompt"]
+                base = recorded["model"]
                 if recorded.get("autocast"):  # evaluation needs no float32 masters
                     recorded["dtype"] = "bfloat16"
                 values = {n: recorded[n] for n in known if n in recorded} | values
@@ -139,12 +143,30 @@ class EvaluateJob(metaclass=Checked):
                 config = dataclasses.replace(config, dtype="bfloat16", autocast=False)
             model_location(config.model)
         with collected(errors):
+            if values.get("against") is not None:
+                own["against"] = _second_model(values["against"], base)
+        with collected(errors):
             job = cls(config=config, **own)
         if errors:
             raise ValueError("\n".join(errors))
         if job.temperature == 0:
             return dataclasses.replace(job, n_samples=1)
         return dataclasses.replace(job, config=dataclasses.replace(config, temperature=job.temperature))
+
+
+def _second_model(name: str, base: str | None) -> str:
+    """Where the model to compare with lies; "base" is what the run of ``model`` began with."""
+    if name == "base" and base is None:
+        raise ValueError("against: got 'base', but model is no run's folder, so its base model is not known")
+    name = base if name == "base" and base else str(name)
+    folder = resolve(name)
+    if folder is not None and (folder / "metrics.jsonl").is_file():
+        folder = load_run(folder).model_path
+    try:
+        model_location(name := str(folder or name))
+    except ValueError as error:
+        raise ValueError(f"against: {error}") from None
+    return name
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -12,7 +12,13 @@ from rlkit.jobs.config import OFF_POLICY_TRAIN_ROWS, Config
 from rlkit.jobs.metrics import METRICS
 from rlkit.jobs.runs import Run
 from rlkit.support.checks import hint, shown
-from rlkit.support.stats import detectable_difference, mean_interval, wilson_interval
+from rlkit.support.stats import (
+    detectable_difference,
+    mcnemar,
+    mean_interval,
+    paired_interval,
+    wilson_interval,
+)
 from rlkit.tasks.evaluation import Evaluation
 
 COMPARED = ("val_reward", "reward", "response_length", "token_entropy")  # what compare.ipynb draws by default
@@ -42,6 +48,25 @@ def category_table(results: Mapping[str, Evaluation]) -> pd.DataFrame:
             rows.append((name, formatted, right, count, share, max(low, 0.0), min(high, 1.0)))
     columns = ["prompt", "format", "answer", "count", "share", "low", "high"]
     return pd.DataFrame(rows, columns=columns).set_index(columns[:3]).round(3)
+
+
+def paired_table(results: Mapping[str, Evaluation], others: Mapping[str, Evaluation]) -> pd.DataFrame:
+    """Two models on the same questions, a row per prompt: by how much and where their accuracies differ.
+
+    The 95 % interval is of the mean difference problem by problem, so what makes a problem hard for both
+    drops out. "better" and "worse" count the problems on which the first model was right more, or less,
+    often; p_value is McNemar's, with one response per problem.
+    """
+    rows = {}
+    for name, result in results.items():
+        a, b = (r.rows.groupby("problem").reward.mean() for r in (result, others[name]))
+        if not result.rows.question.equals(others[name].rows.question):
+            raise ValueError(f"others: the questions of {name!r} are not the same in both")
+        once = result.n_samples == others[name].n_samples == 1
+        p_value = mcnemar(a >= 1, b >= 1) if once else None
+        rows[name] = a.mean(), b.mean(), *paired_interval(a, b), (a > b).sum(), (a < b).sum(), p_value
+    columns = ["accuracy", "other", "difference", "low", "high", "better", "worse", "p_value"]
+    return _table(rows, columns).dropna(axis="columns", how="all").rename_axis("prompt")
 
 
 # ---- runs that can be compared
