@@ -142,6 +142,23 @@ def test_metrics_agree_with_the_rollouts_written_beside_them(tiny, base):
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters()))
 
 
+def test_lengths_of_right_and_wrong_responses_are_logged_apart(tiny):
+    """Reward 1 for a response with an even number of characters: the same texts split by hand."""
+    run = train(tiny(), reward_fn=even)
+    metrics, rollouts = run.metrics.set_index("step"), run.rollouts
+    assert {"response_length_right", "response_length_wrong"} <= set(metrics.columns)
+    for (step, split), both in rollouts.groupby(["step", "split"]):
+        name = "response_length" if split == "train" else "val_length"
+        for key, rows in (("right", both[both.reward == 1]), ("wrong", both[both.reward == 0])):
+            logged, found = metrics.loc[step].get(f"{name}_{key}", math.nan), list(rows.length)
+            expected = sum(found) / len(found) if found else math.nan
+            assert logged == pytest.approx(expected, nan_ok=True)
+
+
+def even(response, truth):
+    return {"reward": float(len(response) % 2 == 0), "format_reward": 1.0, "answer_reward": 0.0}
+
+
 def test_the_seed_decides_everything_but_times(tiny):
     drop = [*TIMES]
     a, b, c = (train(tiny(seed=seed), reward_fn=share_of_lower_case).metrics for seed in (0, 0, 1))

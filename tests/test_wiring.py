@@ -301,6 +301,7 @@ class Plain:
             "distinct_answers": np.mean([len({line.answer for line in group}) for group in groups]),
             "groups_identical": sum(len({line.completion.text for line in group}) == 1 for group in groups),
             "response_length": np.mean(lengths),
+            **by_result("response_length", lengths, rewards),
             "truncated_share": np.mean([line.kind == "cut" for line in lines]),
             "lr": self.rate(step),
             "optimizer_steps": n // values["train_batch_size"],
@@ -572,6 +573,7 @@ def check_run(run, calls, case, values, world, prompt, tolerance=1e-5, weights_t
                 "val_reward_se": rewards[:, 0].std(ddof=1) / n**0.5,
                 "val_format_reward": rewards[:, 1].mean(),
                 "val_response_length": np.mean([len(line.completion.token_ids) for line in lines]),
+                **by_result("val_length", [len(line.completion.token_ids) for line in lines], rewards),
                 "val_truncated_share": np.mean([line.kind == "cut" for line in lines]),
                 "val_n": n,
             }
@@ -583,6 +585,13 @@ def check_run(run, calls, case, values, world, prompt, tolerance=1e-5, weights_t
     assert values["train_batch_size"] == values["rollout_batch_size"] or len(set(plain.orders)) == n_steps
     assert plain.difference(weights_of(run)) < weights_tolerance
     return run.metrics.set_index("step")
+
+
+def by_result(name, lengths, rewards):
+    results = {"right": [], "wrong": []}
+    for length, reward in zip(lengths, rewards[:, 0]):
+        results["right" if reward >= 1 else "wrong"].append(length)
+    return {f"{name}_{key}": sum(found) / len(found) for key, found in results.items() if found}
 
 
 def weights_of(run):

@@ -165,13 +165,22 @@ def rollout_metrics(groups, rewards: dict, prompt) -> dict:
     completions = [completion for group in groups for completion in group]
     answer_of = extract_answer if prompt.reward == "r1_zero" else last_boxed
     answers = [{(answer_of(c.text) or "").strip() for c in group} for group in groups]
+    lengths = [len(c.token_ids) for c in completions]
     return {
         **{name: values.mean().item() for name, values in rewards.items()},
         "groups_identical": sum(len(group) > 1 and len({c.text for c in group}) == 1 for group in groups),
         "distinct_answers": float(np.mean([len(group) for group in answers])),
-        "response_length": float(np.mean([len(c.token_ids) for c in completions])),
+        "response_length": float(np.mean(lengths)),
+        **lengths_by_result("response_length", lengths, rewards["reward"]),
         "truncated_share": float(np.mean([c.finish_reason == "length" for c in completions])),
     }
+
+
+def lengths_by_result(name: str, lengths, rewards) -> dict:
+    """name_right, name_wrong: mean length where the reward is >= 1, and elsewhere; absent where none is."""
+    right, lengths = np.asarray(rewards) >= 1, np.asarray(lengths)
+    parts = {f"{name}_right": lengths[right], f"{name}_wrong": lengths[~right]}
+    return {key: float(part.mean()) for key, part in parts.items() if len(part)}
 
 
 def validation_metrics(found) -> dict:
@@ -181,6 +190,7 @@ def validation_metrics(found) -> dict:
         "val_reward_se": found.accuracy_se,
         "val_format_reward": found.format_rate,
         "val_response_length": found.response_length,
+        **lengths_by_result("val_length", found.rows.length, found.rows.reward),
         "val_truncated_share": found.truncated_share,
         "val_n": found.n_problems,
     }

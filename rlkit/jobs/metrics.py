@@ -28,6 +28,9 @@ groups_identical | groups identical (prompts) | prompts whose responses are all 
 rows_used | rows used (responses) | responses passed through the model: those with an advantage other than
   zero, all with a kl_coef
 response_length | train length (tokens) | mean tokens per response
+response_length_right | train length, right (tokens) | the same of the responses whose reward is 1; absent
+  where there is none
+response_length_wrong | train length, wrong (tokens) | the same of the other responses
 truncated_share | truncated (share) | share of responses cut at max_tokens
 clip_fraction | clipped (share) | share of all response tokens (sequences for gspo) at which clipping
   binds, rows not used counting as not clipped; _low and _high by side
@@ -58,6 +61,8 @@ val_reward | validation accuracy | validation accuracy (one sample each), at eva
 val_reward_se | standard error | its standard error over problems
 val_format_reward | validation format (share) | share of well-formed validation responses
 val_response_length | validation length (tokens) | mean tokens of a validation response
+val_length_right | validation length, right (tokens) | the same of the responses whose reward is 1
+val_length_wrong | validation length, wrong (tokens) | the same of the other responses
 val_truncated_share | validation truncated (share) | share of validation responses cut at max_tokens
 val_n | validation problems | validation problems used
 """
