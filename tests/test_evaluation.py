@@ -1,7 +1,9 @@
 """Evaluation on a scripted sampler: every number worked out by hand."""
 
+import pandas as pd
 import pytest
 
+from rlkit.jobs.tables import paired_table
 from rlkit.samplers import Completion
 from rlkit.tasks.evaluation import evaluate, summarize
 from rlkit.tasks.problems import Problem

@@ -257,10 +257,14 @@ def test_evaluate_takes_a_runs_folder(repo, trained, tmp_path):
         "-p",
         "sampler",
         "transformers",
+        "-p",
+        "against",
+        "base",
         short=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     shown = texts(json.loads((tmp_path / "out.ipynb").read_text()))
+    assert "difference" in shown and "better" in shown and "no second model" not in shown
     assert "8 problems x 2 samples, r1_zero; sampler transformers" in shown and "three_shot" not in shown
     assert "unknown parameter" not in done.stderr
     done = papermill(
@@ -294,6 +298,21 @@ def test_compare_refuses_what_is_no_run(repo, trained, tmp_path):
 
 
 # ---- the reading itself, without a kernel
+
+
+def test_the_second_model_of_an_evaluation(trained):
+    folder, _ = trained
+    [run] = find_runs(str(folder / "runs/*"))
+    job = EvaluateJob.from_parameters
+    assert job({"model": str(run), "against": "base"}).against == "laptop"
+    assert job({"against": str(run)}).against == str(run / "model")
+    assert job({}).against is None
+    for given, said in (
+        ({"against": "base"}, "against: got 'base', but model is no run's folder"),
+        ({"against": "no/such/model"}, "against: "),
+    ):
+        with pytest.raises(ValueError, match=said):
+            job(given)
 
 
 def test_every_parameter_of_a_job_is_in_its_parameters_cell(repo):

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BeforeValidator
 from pydantic.dataclasses import dataclass
 
 from rlkit.jobs.config import Config, Size
-from rlkit.jobs.records import read_records
+from rlkit.jobs.records import Record, by_name, read_records
 from rlkit.jobs.runs import Run, load_run
 from rlkit.samplers.base import SamplingParams
 from rlkit.support.checks import hint, shown, unusable_path
@@ -216,6 +216,11 @@ def load_runs(patterns) -> list[Run]:
     """The runs in these folders and files of records (see ``find_runs``)."""
     paths = find_runs(patterns)
     return [run for path in paths for run in ([load_run(path)] if path.is_dir() else read_records(path))]
+
+
+def recorded(experiment: str) -> dict[str, list[Record]]:
+    """The runs of ``figures/records/<experiment>.jsonl`` in groups, {name without its seed: runs by seed}."""
+    return by_name(read_records(find_runs(f"figures/records/{experiment}.jsonl")[0]))
 
 
 def resolve(name: str) -> Path | None:

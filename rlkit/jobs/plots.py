@@ -160,3 +160,23 @@ def ends(groups: Mapping[str, Sequence], baseline: str | None = None, metric: st
     right.set(yticks=list(rows), yticklabels=[], xlabel=f"difference to {reference}, by seed")
     right.set_ylim(left.get_ylim())
     return fig
+
+
+def against(lines: Mapping[str, Mapping[float, Sequence]], xlabel: str, metric: str = "val_reward") -> Figure:
+    """The last value of a metric over a setting, such as the learning rate: a line per name.
+
+    lines: name -> {value of the setting: runs}. Dots are runs, the line goes through their means, bars are
+    95 % intervals of these. The axis is logarithmic.
+    """
+    fig, (ax,) = figure(width=6.4, height=3.4)
+    for i, (name, groups) in enumerate(lines.items()):
+        color, values = COLORS[i % len(COLORS)], sorted(groups)
+        finals = [[float(_table(run)[metric].dropna().iloc[-1]) for run in groups[v]] for v in values]
+        for value, ends_there in zip(values, finals):
+            ax.plot([value] * len(ends_there), ends_there, "o", color=color, alpha=0.35, markersize=4)
+        means, low, high = zip(*map(mean_interval, finals))
+        error = [[m - b for m, b in zip(means, low)], [t - m for m, t in zip(means, high)]]
+        ax.errorbar(values, means, yerr=error, color=color, capsize=3, label=name)
+    ax.set(xlabel=xlabel, ylabel=f"last {LABELS.get(metric, metric)}", xscale="log")
+    ax.legend()
+    return fig
