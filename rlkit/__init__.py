@@ -39,11 +39,13 @@ __all__ = sorted(_HOME)
 def __getattr__(name):
     if name in _HOME:
         return getattr(import_module(f"rlkit.{_HOME[name]}"), name)
+    if name == "stats":  # intervals, paired differences, pass@k: rlkit.stats.paired_interval(a, b)
+        return import_module("rlkit.support.stats")
     raise AttributeError(f"module 'rlkit' has no attribute {name!r}")
 
 
 def __dir__():
-    return sorted([*globals(), *_HOME])
+    return sorted([*globals(), *_HOME, "stats"])
 
 
 if TYPE_CHECKING:  # pragma: no cover  (for editors and type checkers)
@@ -66,6 +68,7 @@ if TYPE_CHECKING:  # pragma: no cover  (for editors and type checkers)
         VLLMServer,
         make_sampler,
     )
+    from rlkit.support import stats
     from rlkit.support.models import load_model
     from rlkit.tasks.evaluation import evaluate
     from rlkit.tasks.grading import question_only_reward_fn, r1_zero_reward_fn
