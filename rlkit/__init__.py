@@ -30,6 +30,7 @@ _PUBLIC = {
     " VLLMCompletion",
     "jobs.config": "Config",
     "jobs.runs": "Run load_run",
+    "jobs.sweep": "sweep grid",
     "jobs.environment": "doctor",
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}
@@ -56,6 +57,7 @@ if TYPE_CHECKING:  # pragma: no cover  (for editors and type checkers)
     from rlkit.jobs.config import Config
     from rlkit.jobs.environment import doctor
     from rlkit.jobs.runs import Run, load_run
+    from rlkit.jobs.sweep import grid, sweep
     from rlkit.laptop.problems import generate_problems
     from rlkit.log_probs import get_response_log_probs
     from rlkit.losses import aggregate_loss_across_microbatch, compute_policy_gradient_loss
