@@ -15,7 +15,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 
 # what `make test` executes and compares with its saved outputs; a test keeps this list complete
 NOTEBOOKS := 00_start_here 01_prompting 02_policy_gradients 03_components 04_grpo 05_variants 06_off_policy \
-	07_your_own_estimator 08_sft_and_dpo train evaluate compare
+	07_your_own_estimator 08_sft_and_dpo train sweep evaluate compare
 NOTEBOOK_FILES := $(NOTEBOOKS:%=notebooks/%.ipynb)
 NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg --dist loadfile
 

@@ -8,6 +8,7 @@ code.
 
 import dataclasses
 import glob
+import json
 import math
 import os
 from collections.abc import Mapping
@@ -183,6 +184,41 @@ class CompareJob(metaclass=Checked):
             raise ValueError(
                 "runs: got nothing, expected run folders, a pattern such as runs/* or a file of records"
             )
+
+    @classmethod
+    def from_parameters(cls, values: Mapping[str, Any]) -> Self:
+        """The job from what the notebook was given; None is the default. One ValueError for all mistakes."""
+        return cls(**given(values, cls.__dataclass_fields__))
+
+
+def _lists(value) -> dict[str, list]:
+    """{parameter: its values} from a dict or its JSON; one value stands for a list of one."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        found = None
+    if not isinstance(found, Mapping):
+        raise ValueError(f'got {shown(value)}, expected JSON such as {{"lr": [1e-4, 3e-4]}}')
+    return {str(name): values if isinstance(values, list) else [values] for name, values in found.items()}
+
+
+Lists = Annotated[dict[str, list], BeforeValidator(_lists)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SweepJob(metaclass=Checked):
+    """What sweep.ipynb does."""
+
+    algo: Names = say(("grpo",), "algorithms, with commas between")
+    seed: Names = say(("0",), "seeds, with commas between")
+    grid: Lists = say({}, 'further parameters and their values, as JSON: {"lr": [1e-4, 3e-4]}')
+    folder: Text | None = say(None, "where the runs lie; None is a temporary folder, for a trial")
+    workers: Size | None = say(None, "runs at a time; None is cores / threads of a run")
+
+    @property
+    def runs(self) -> dict[str, list]:
+        """{parameter: values} for ``rlkit.sweep``."""
+        return {"algo": list(self.algo), **self.grid, "seed": list(self.seed)}
 
     @classmethod
     def from_parameters(cls, values: Mapping[str, Any]) -> Self:
