@@ -23,6 +23,7 @@ from pydantic.dataclasses import dataclass
 
 from rlkit.jobs.config import Config, Size
 from rlkit.jobs.runs import Run, load_run
+from rlkit.laptop import MODELS
 from rlkit.samplers.base import SamplingParams
 from rlkit.support.checks import hint, shown, unusable_path
 from rlkit.support.console import plain_console
@@ -204,7 +205,7 @@ def keep_record(run: Run, folder: str | Path) -> Path:
 
 def resolve(name: str) -> Path | None:
     """The folder of this name, from the working directory or the folders above it; None if there is none."""
-    if name == "laptop" or not name:
+    if name in MODELS or not name:
         return None
     folders = (Path(os.path.expanduser(base / name)) for base in (Path(), *Path.cwd().parents))
     return next((folder for folder in folders if os.path.isdir(folder)), None)
