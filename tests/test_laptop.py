@@ -115,7 +115,7 @@ def test_round_trip(tokenizer, text):
 def test_longest_prompt_and_answer_fit_the_positions_seen_in_training(task, tokenizer, provenance):
     prompt, problems = load_prompt("r1_zero_three_shot"), generate_problems(512, "validation", task=task)
     lengths = [len(tokenizer(prompt.fill(p.question))["input_ids"]) for p in problems]
-    assert max(lengths) + Config.preset(task).max_tokens <= provenance["recipe"]["row_tokens"]
+    assert max(lengths) + Config.from_parameters({"preset": task}).max_tokens <= provenance["recipe"]["row_tokens"]
 
 
 # ---- corpus
@@ -190,7 +190,7 @@ def test_base_accuracy_leaves_room_for_rl(task, model, tokenizer):
         make_sampler("transformers", model, tokenizer),
         generate_problems(128, "validation", task=task),
         load_prompt("r1_zero"),
-        max_tokens=Config.preset(task).max_tokens,
+        max_tokens=Config.from_parameters({"preset": task}).max_tokens,
         seed=0,
     )
     low, high, format_low, format_high = BANDS[task]

@@ -79,8 +79,8 @@ def solve(rng: Rng, story: Story, style: str, wrong: float = WRONG) -> tuple[str
     return " ".join(talk(rng, lines, slip)), steps[-1].result
 
 
-HMM, HMM_FALSE = 0.8, 0.02  # how often a line is doubted: a wrong one, and a right one
-CHECK, CHECK_DOUBTED = 0.25, 0.6  # how often the last lines are said again, each time anew
+HMM, HMM_FALSE = 0.9, 0.01  # how often a line is doubted: a wrong one, and a right one
+CHECK, CHECK_DOUBTED = 0.35, 0.7  # how often the last lines are said again, each time anew
 
 
 def talk(rng: Rng, lines: list[str], slip: int | None) -> list[str]:
@@ -114,7 +114,7 @@ def _slip(rng: Rng, steps: list[Step]) -> list[Step]:
 
 
 def _style(rng: Rng, guess: float = 0.0) -> str:
-    return "guess" if rng.random() < guess else "short" if rng.random() < 0.4 else "long"
+    return "guess" if rng.random() < guess else "short" if rng.random() < rng.task.short else "long"
 
 
 # ---- kinds of documents

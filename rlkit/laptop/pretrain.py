@@ -61,8 +61,8 @@ RECIPE: dict = dict(
 RECIPES = {
     "laptop": RECIPE,
     "laptop_long": RECIPE
-    | dict(task="laptop_long", start="laptop", version=1, steps=1000, rows=5, row_tokens=704, muon_lr=0.01)
-    | dict(adam_lr=1.5e-3),
+    | dict(task="laptop_long", start="laptop", version=1, steps=800, rows=5, row_tokens=704, muon_lr=0.015)
+    | dict(adam_lr=2e-3),
 }
 PAD, EOS = "<|pad|>", "<|endoftext|>"
 # a word with its space, one digit with its space, a run of other signs with its space, or a single white
@@ -262,7 +262,7 @@ def base_figures(model, tokenizer, task: str = "laptop", n: int = 512, seed: int
         generate_problems(n, "validation", task=task),
         make_sampler("transformers", model, tokenizer),
     )
-    figures, max_tokens = {}, Config.preset(task).max_tokens
+    figures, max_tokens = {}, Config.from_parameters({"preset": task}).max_tokens
     for name in sorted({*prompt_names()} - {"chat"}):  # this model has no chat template
         result = evaluate(sampler, problems, load_prompt(name), max_tokens=max_tokens, seed=seed)
         rate = result.format_rate

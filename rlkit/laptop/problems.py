@@ -53,7 +53,7 @@ class Task:
     steps: {number of steps: weight} of its problems; corpus_steps: of those that its base model reads.
     large: share of problems with large numbers. asides: {sentences that do not count: weight}.
     splits: the split of a question by its checksum's rest, the last one for all rests beyond.
-    think_ok: weight of the rewarded format. wrong, guess: share of wrong work, and of answers without work,
+    short: share of solutions in sums alone. think_ok: weight of the rewarded format. wrong, guess: share of wrong work, and of answers without work,
         after "<think>". talks: remarks and repeated lines (``corpus.talk``).
     """
 
@@ -62,6 +62,7 @@ class Task:
     large: float
     asides: dict[int, int]
     splits: tuple[str, ...]
+    short: float
     think_ok: float
     wrong: float
     guess: float
@@ -70,16 +71,17 @@ class Task:
 
 _SHORT = {1: 35, 2: 40, 3: 25}
 TASKS = {
-    "laptop": Task(_SHORT, _SHORT, 0.35, {0: 1}, ("validation", "train"), 0.11, 0.20, 0.35, False),
+    "laptop": Task(_SHORT, _SHORT, 0.35, {0: 1}, ("validation", "train"), 0.4, 0.11, 0.20, 0.35, False),
     "laptop_long": Task(
-        steps={4: 32, 5: 20, 6: 16, 7: 16, 8: 16},
-        corpus_steps={1: 10, 2: 14, 3: 14, 4: 16, 5: 14, 6: 12, 7: 10, 8: 10},
-        large=0.35,
-        asides={0: 35, 1: 30, 2: 20, 3: 15},
+        steps={4: 36, 5: 22, 6: 16, 7: 14, 8: 12},
+        corpus_steps={1: 8, 2: 12, 3: 14, 4: 20, 5: 16, 6: 12, 7: 9, 8: 9},
+        large=0.25,
+        asides={0: 50, 1: 30, 2: 20},
         splits=("validation", "tuning", "train"),
-        think_ok=0.20,
-        wrong=0.30,
-        guess=0.15,
+        short=0.2,
+        think_ok=0.30,
+        wrong=0.20,
+        guess=0.10,
         talks=True,
     ),
 }
