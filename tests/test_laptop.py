@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlkit import Config
+from rlkit import Config, train
 from rlkit.laptop import model_path
 from rlkit.laptop.corpus import KINDS, THINK_ENDINGS, Rng, documents, draw_train_story, solve
 from rlkit.laptop.pretrain import RECIPE, orthogonalize, pretrain
@@ -115,7 +115,10 @@ def test_round_trip(tokenizer, text):
 def test_longest_prompt_and_answer_fit_the_positions_seen_in_training(task, tokenizer, provenance):
     prompt, problems = load_prompt("r1_zero_three_shot"), generate_problems(512, "validation", task=task)
     lengths = [len(tokenizer(prompt.fill(p.question))["input_ids"]) for p in problems]
-    assert max(lengths) + Config.from_parameters({"preset": task}).max_tokens <= provenance["recipe"]["row_tokens"]
+    assert (
+        max(lengths) + Config.from_parameters({"preset": task}).max_tokens
+        <= provenance["recipe"]["row_tokens"]
+    )
 
 
 # ---- corpus
@@ -212,6 +215,18 @@ def test_recorded_figures_are_of_the_wanted_shape(task, provenance):
         assert base["question_only"][1] > 0.6
     else:
         assert 0.03 <= accuracy <= 0.12 and 0.1 <= format_rate <= 0.30
+
+
+def test_a_short_run_on_the_long_problems_learns(tmp_path):
+    """Ten small steps: the share of right answers rises well above the base's few per cent."""
+    config = Config.from_parameters(
+        dict(preset="laptop_long", n_steps=10, rollout_batch_size=64, n_val=0, checkpoint_every=0)
+        | dict(run_dir=str(tmp_path / "run"), rollouts_every=0)
+    )
+    run = train(config)
+    rewards = run.metrics.set_index("step").reward
+    assert run.config["model"] == "laptop_long" and run.finished
+    assert rewards[8:10].mean() > 0.05 + rewards[1:2].mean(), rewards.tolist()
 
 
 # ---- the recipe

@@ -194,6 +194,8 @@ def test_long_problems_steps_and_asides_are_counted_by_reading():
     assert len(load_problems("laptop_long", "tuning", 20)) == 20
     with pytest.raises(ValueError, match="split: got 'tuning', expected 'train' or 'validation'"):
         load_problems("laptop", "tuning")
+    with pytest.raises(ValueError, match="task: got 'laptop_lang', expected 'laptop' or 'laptop_long'"):
+        generate_problems(3, task="laptop_lang")
 
 
 def test_problems_are_seeded_and_all_different():

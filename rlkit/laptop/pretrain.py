@@ -251,7 +251,7 @@ def save(out: Path, model, tokenizer, provenance: dict) -> None:
 
 
 def base_figures(model, tokenizer, task: str = "laptop", n: int = 512, seed: int = 0) -> dict:
-    """Accuracy, format rate and standard errors on ``n`` validation problems, for each prompt, at T = 1."""
+    """What the model does at ``n`` validation problems, for each prompt, at T = 1."""
     from rlkit.jobs.config import Config
     from rlkit.laptop.problems import generate_problems
     from rlkit.samplers import make_sampler
@@ -272,6 +272,8 @@ def base_figures(model, tokenizer, task: str = "laptop", n: int = 512, seed: int
             "accuracy_se": result.accuracy_se,
             "format_rate": rate,
             "format_rate_se": (rate * (1 - rate) / n) ** 0.5,
+            "response_length": result.response_length,
+            "by_steps": result.by_steps.accuracy.round(4).to_dict(),
         }
     return figures
 

@@ -122,6 +122,8 @@ def generate_problems(
     "tuning" (``laptop_long`` only) is for choices, so that validation stays unseen. The same (n, split, seed)
     gives the same problems, and a smaller n the first of them.
     """
+    if task not in TASKS:
+        raise ValueError(f"task: got {task!r}, expected {' or '.join(map(repr, TASKS))}")
     if split not in TASKS[task].splits:
         raise ValueError(
             f"split: got {split!r}, expected {' or '.join(map(repr, sorted(TASKS[task].splits)))}"
