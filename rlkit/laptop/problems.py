@@ -53,8 +53,9 @@ class Task:
     steps: {number of steps: weight} of its problems; corpus_steps: of those that its base model reads.
     large: share of problems with large numbers. asides: {sentences that do not count: weight}.
     splits: the split of a question by its checksum's rest, the last one for all rests beyond.
-    short: share of solutions in sums alone. think_ok: weight of the rewarded format. wrong, guess: share of wrong work, and of answers without work,
-        after "<think>". talks: remarks and repeated lines (``corpus.talk``).
+    short: share of solutions in sums alone. think_ok: weight of the rewarded format.
+    wrong, guess: share of wrong work, and of answers without work, after "<think>".
+    talks: remarks and repeated lines (``corpus.talk``).
     """
 
     steps: dict[int, int]
