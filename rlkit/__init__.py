@@ -30,6 +30,7 @@ _PUBLIC = {
     " VLLMCompletion",
     "jobs.config": "Config",
     "jobs.runs": "Run load_run",
+    "jobs.sweep": "sweep grid",
     "jobs.environment": "doctor",
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}
@@ -39,11 +40,13 @@ __all__ = sorted(_HOME)
 def __getattr__(name):
     if name in _HOME:
         return getattr(import_module(f"rlkit.{_HOME[name]}"), name)
+    if name == "stats":  # intervals, paired differences, pass@k: rlkit.stats.paired_interval(a, b)
+        return import_module("rlkit.support.stats")
     raise AttributeError(f"module 'rlkit' has no attribute {name!r}")
 
 
 def __dir__():
-    return sorted([*globals(), *_HOME])
+    return sorted([*globals(), *_HOME, "stats"])
 
 
 if TYPE_CHECKING:  # pragma: no cover  (for editors and type checkers)
@@ -54,6 +57,7 @@ if TYPE_CHECKING:  # pragma: no cover  (for editors and type checkers)
     from rlkit.jobs.config import Config
     from rlkit.jobs.environment import doctor
     from rlkit.jobs.runs import Run, load_run
+    from rlkit.jobs.sweep import grid, sweep
     from rlkit.laptop.problems import generate_problems
     from rlkit.log_probs import get_response_log_probs
     from rlkit.losses import aggregate_loss_across_microbatch, compute_policy_gradient_loss
@@ -66,6 +70,7 @@ if TYPE_CHECKING:  # pragma: no cover  (for editors and type checkers)
         VLLMServer,
         make_sampler,
     )
+    from rlkit.support import stats
     from rlkit.support.models import load_model
     from rlkit.tasks.evaluation import evaluate
     from rlkit.tasks.grading import question_only_reward_fn, r1_zero_reward_fn

@@ -21,9 +21,9 @@ def test_presets_are_the_laptops_and_the_handouts():
     assert (laptop.n_prompts, laptop.group_size, laptop.lr, laptop.max_tokens, laptop.n_steps) == (
         16,
         8,
-        1e-4,
+        3e-4,
         64,
-        60,
+        30,
     )
     assert (laptop.gradient_accumulation_steps, laptop.dtype, laptop.n_val) == (4, "float32", 256)
     assert laptop.n_val_final == 512
@@ -73,7 +73,7 @@ READ = [
     ("null", "tis_cap", None),
     ("None", "tis_cap", None),
     ("2", "tis_cap", 2.0),
-    ("None", "lr", 1e-4),
+    ("None", "lr", 3e-4),
     (None, "n_val_final", 512),
     ("007", "run_dir", "007"),
     ("none", "sink", "none"),

@@ -1,7 +1,9 @@
 """Evaluation on a scripted sampler: every number worked out by hand."""
 
+import pandas as pd
 import pytest
 
+from rlkit.jobs.tables import paired_table
 from rlkit.samplers import Completion
 from rlkit.tasks.evaluation import evaluate, summarize
 from rlkit.tasks.problems import Problem
@@ -74,3 +76,17 @@ def test_refuses_nothing_to_do():
         evaluate(Scripted([]), [], load_prompt("r1_zero"), max_tokens=8)
     with pytest.raises(ValueError, match="^n_samples"):
         evaluate(Scripted([]), PROBLEMS, load_prompt("r1_zero"), max_tokens=8, n_samples=0)
+
+
+def test_two_models_are_compared_question_by_question():
+    def answered(*rewards):
+        rows = [(i, 0, f"q{i}", "1", 1, "", "", r, r, r, 5, "stop") for i, r in enumerate(rewards)]
+        names = "problem sample question gold n_steps prompt response reward format_reward answer_reward"
+        return summarize(pd.DataFrame(rows, columns=[*names.split(), "length", "finish_reason"]))
+
+    a, b = answered(1.0, 1.0, 1.0, 0.0, 1.0), answered(1.0, 0.0, 0.0, 0.0, 0.0)
+    table = paired_table({"p": a}, {"p": b})
+    # differences 0 1 1 0 1: mean .6, sd .5477, t(.975, 4) = 2.7764: .6 +- .6801; McNemar 2 * (1/2)^3 = .25
+    assert table.loc["p"].tolist() == [0.8, 0.2, 0.6, -0.08, 1.28, 3, 0, 0.25]
+    with pytest.raises(ValueError, match="others: the questions of 'p' are not the same in both"):
+        paired_table({"p": a}, {"p": answered(1.0, 0.0, 0.0, 0.0)})

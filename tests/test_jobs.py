@@ -257,10 +257,14 @@ def test_evaluate_takes_a_runs_folder(repo, trained, tmp_path):
         "-p",
         "sampler",
         "transformers",
+        "-p",
+        "against",
+        "base",
         short=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     shown = texts(json.loads((tmp_path / "out.ipynb").read_text()))
+    assert "difference" in shown and "better" in shown and "no second model" not in shown
     assert "8 problems x 2 samples, r1_zero; sampler transformers" in shown and "three_shot" not in shown
     assert "unknown parameter" not in done.stderr
     done = papermill(
@@ -290,10 +294,25 @@ def test_compare_refuses_what_is_no_run(repo, trained, tmp_path):
         json.loads((folder / "out.ipynb").read_text())
     )  # that stands in the figure
     done = papermill(repo, tmp_path, "compare", "-p", "runs", "nothing/*", short=False)
-    assert done.returncode == 1 and "means no run folder" in done.stderr
+    assert done.returncode == 1 and "means no run here" in done.stderr
 
 
 # ---- the reading itself, without a kernel
+
+
+def test_the_second_model_of_an_evaluation(trained):
+    folder, _ = trained
+    [run] = find_runs(str(folder / "runs/*"))
+    job = EvaluateJob.from_parameters
+    assert job({"model": str(run), "against": "base"}).against == "laptop"
+    assert job({"against": str(run)}).against == str(run / "model")
+    assert job({}).against is None
+    for given, said in (
+        ({"against": "base"}, "against: got 'base', but model is no run's folder"),
+        ({"against": "no/such/model"}, "against: "),
+    ):
+        with pytest.raises(ValueError, match=said):
+            job(given)
 
 
 def test_every_parameter_of_a_job_is_in_its_parameters_cell(repo):
@@ -417,13 +436,15 @@ def make_run(folder, algo, seed=0, values=(), metric="val_reward", started=None,
     (folder / "config.json").write_text(
         json.dumps(
             {"algo": algo, "algorithm": {"name": algo}, "seed": seed, "n_steps": 40, "model": "laptop"}
+            | {"rollout_batch_size": 128}
             | provenance
             | fields
         )
     )
     (folder / "metrics.jsonl").write_text(
         "".join(
-            json.dumps({"step": 20 * i, metric: v, f"{metric}_se": 0.02}) + "\n" for i, v in enumerate(values)
+            json.dumps({"step": 20 * i, "optimizer_steps": 1, metric: v, f"{metric}_se": 0.02}) + "\n"
+            for i, v in enumerate(values)
         )
     )
     return load_run(folder)
@@ -454,7 +475,9 @@ def test_tables_of_several_seeds(tmp_path, monkeypatch):
     assert pd.isna(table.loc["rft", "low"])
     gaps = difference_table(groups)
     # gaps 0, 0.01, 0.02: mean 0.01, sd 0.01, half width 4.3027 * 0.01 / sqrt(3) = 0.0248
-    assert gaps.loc["drgrpo - grpo"].tolist() == [3, 0.01, -0.015, 0.035, "no difference shown"]
+    assert gaps.loc["drgrpo - grpo"].tolist()[:5] == [3, 0.01, -0.015, 0.035, "no difference shown"]
+    assert 0.031 < gaps.loc["drgrpo - grpo", "detectable"] < 0.034  # 3.26 sd: published tables of n = 3
+    assert sorted(difference_table({"rft": groups["rft"], **groups}).index) == sorted(gaps.index)
     assert gaps.loc["rft - grpo", "verdict"] == "no interval"
     with pytest.raises(ValueError, match="baseline: got 'grp'; did you mean 'grpo'"):
         difference_table(groups, "grp")

@@ -177,7 +177,7 @@ def test_the_laptops_plan_is_fine_and_says_so(base, tmp_path):
     )
     assert found["ok"] and found["errors"] == [] and found["text"].endswith("plan: nothing stands in the way")
     assert found["memory_total"] < found["memory_free"] and found["prompt_tokens"]["longest"] > 100
-    assert found["tokens"]["rollouts"] == 60 * 128 * 64 and found["disk"] > 0 and not list(tmp_path.iterdir())
+    assert found["tokens"]["rollouts"] == 30 * 128 * 64 and found["disk"] > 0 and not list(tmp_path.iterdir())
 
 
 def test_everything_that_is_wrong_is_listed(base, monkeypatch):

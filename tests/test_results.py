@@ -1,10 +1,14 @@
-"""The README's numbers are those of the recorded runs."""
+"""The numbers in README and in the notebooks' texts are those of the records."""
 
 import importlib.util
 import json
+import re
 import statistics
 
 import pytest
+
+from rlkit.jobs.records import by_name, read_records
+from rlkit.support.stats import mean_interval
 
 
 @pytest.fixture(scope="module")
@@ -15,47 +19,70 @@ def draw(repo):
     return module
 
 
-def test_the_results_table_is_the_recorded_runs(draw, repo):
-    readme = (repo / "README.md").read_text()
-    for algo, row in draw.table(draw.recorded()).iterrows():
-        cells = [
-            algo and f"`{algo}`",
-            row["start (mean)"],
-            *(row[f"seed {i}"] for i in range(4)),
-            row["mean"],
-            row["95 % interval"],
-            row["CPU s a run"],
-        ]
-        assert "| " + " | ".join(cells) + " |" in readme
+def test_the_results_in_readme_are_the_recorded_runs(draw, repo):
+    groups = by_name(read_records(repo / "figures/records/variants.jsonl"))
+    assert draw.readme_with(draw.results(groups)) == (repo / "README.md").read_text()
 
 
-def test_every_recorded_run_says_where_it_comes_from(draw):
-    for runs in [*draw.recorded().values(), *draw.recorded("vllm_runs").values()]:
-        assert len(runs) >= 4
-        for run in runs:
+def test_a_table_of_results_by_hand(draw):
+    class One:
+        def __init__(self, seed, end):
+            self.config = {"seed": seed, "n_steps": 30}
+            self.summary = {"val_end": end, "val_start": 0.03, "val_end_se": 0.018, "cpu_seconds": 30 + seed}
+            self.final = {"n_samples": 8, "right": [0, 4 + seed]}
+            self.metrics = __import__("pandas").DataFrame({"step": [0]})
+
+    groups = {"drgrpo": [One(0, 0.79), One(1, 0.83)], "grpo": [One(0, 0.80), One(1, 0.82)]}
+    drgrpo, grpo = draw.results(groups).splitlines()[2:4]
+    # mean .81, sd .0283, t(.975, 1) = 12.706: half .2541; gaps -.01 and .01: sd .01414, half .1271
+    assert drgrpo == (
+        "| `drgrpo` | 0.030 | 0.810 (0.556 to 1.064) | +0.000 (-0.127 to +0.127) | 0.500 (0.500 to 0.500) | "
+        "0 of 2 | 30 to 31 |"
+    )
+    assert "| 0.810 (0.683 to 0.937) |  | 0.500" in grpo
+
+
+def test_every_record_says_where_it_comes_from(repo):
+    paths = sorted((repo / "figures/records").glob("*.jsonl"))
+    assert {"variants.jsonl", "vllm.jsonl"} <= {path.name for path in paths}
+    assert sum(path.stat().st_size for path in paths) < 20e6
+    for path in paths:
+        for run in read_records(path):
             provenance = run.config["provenance"]
-            assert provenance["git"]["commit"] and not provenance["git"]["dirty"]
+            assert run.finished and provenance["git"]["commit"] and not provenance["git"]["dirty"], run.name
             assert provenance["machine"]["cores"] and provenance["versions"]["torch"]
+
+
+def test_the_numbers_in_the_texts_about_records_stand_in_the_outputs_above(repo):
+    """A three-digit number in a text about recorded runs is printed by a cell before it (but in quotes)."""
+    seen = 0
+    for path in sorted((repo / "notebooks").glob("*.ipynb")):
+        printed = ""
+        for cell in json.loads(path.read_text())["cells"]:
+            source = "".join(cell["source"])
+            if cell["cell_type"] == "code":
+                for output in cell["outputs"]:
+                    printed += "".join(output.get("text", output.get("data", {}).get("text/plain", "")))
+            elif cell["id"].startswith("rec-"):
+                ours = "\n".join(line for line in source.splitlines() if not line.startswith(">"))
+                for number in re.findall(r"(?<![\d.])\.(\d{3})\b", ours):
+                    assert f"0.{number}" in printed, f"{path.name}, {cell['id']}: .{number}"
+                    seen += 1
+    assert seen > 10
 
 
 def test_the_figures_of_vllm_on_a_cpu_are_recorded_ones(draw, repo):
     """Accuracies from the runs, speed, sync and gaps from the benchmark's file."""
     readme = " ".join((repo / "README.md").read_text().split())
-    [runs] = draw.recorded("vllm_runs").values()
-    ends = [run.summary["val_end"] for run in runs]
-    mean, low, high = draw.mean_interval(ends)
-    assert [run.config["seed"] for run in runs] == [0, 1, 2, 3]
-    assert (
-        f"{', '.join(f'{end:.3f}' for end in ends)} (seeds 0 to 3; mean {mean:.3f}, 95 % interval {low:.3f} "
-        f"to "
-        f"{high:.3f})"
-    ) in readme
-    mean, low, high = draw.difference(runs, draw.recorded()["grpo"])
-    assert (
-        low < 0 < high
-        and f"is {mean:.3f} from the runs in process seed by seed ({low:.3f} to {high:.3f})" in readme
-    )
-    assert all(not run.config["provenance"]["git"]["dirty"] for run in runs)
+    groups = by_name(read_records(repo / "figures/records/vllm.jsonl"))
+    ends = draw.ends(groups["vllm"])
+    mean, low, high = mean_interval(ends)
+    assert [run.config["seed"] for run in groups["vllm"]] == [0, 1, 2, 3]
+    numbers = ", ".join(f"{end:.3f}" for end in ends)
+    assert (f"{numbers} (seeds 0 to 3; mean {mean:.3f}, 95 % interval {low:.3f} to {high:.3f})") in readme
+    mean, low, high = draw.gap_of(groups["vllm"], groups["transformers"])
+    said = f"is {mean:.3f} from the runs in process seed by seed ({low:.3f} to {high:.3f})"
+    assert low < 0 < high and said in readme
     bench = json.loads((repo / "figures/benchmarks/vllm_sampler.json").read_text())
     fp32, bf16 = bench["float32"], bench["bfloat16"]
     speed = {name: statistics.median(values) / 1000 for name, values in fp32["tokens_per_second"].items()}

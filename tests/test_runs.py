@@ -55,7 +55,7 @@ def test_log_keeps_finite_numbers_only_and_flushes(tmp_path):
 def test_config_json_says_what_when_where_and_with_what(tmp_path):
     open_run(config(tmp_path, algo="drgrpo", seed=3), get_algorithm("drgrpo")).close()
     record = Run(tmp_path / "run").config
-    assert record["seed"] == 3 and record["lr"] == 1e-4 and record["normalization_constant"] == 8192.0
+    assert record["seed"] == 3 and record["lr"] == 3e-4 and record["normalization_constant"] == 8192.0
     assert record["algorithm"]["name"] == "drgrpo" and record["algorithm"]["advantage_normalizer"] == "none"
     about = record["provenance"]
     assert (
@@ -82,7 +82,7 @@ def test_resume_names_what_differs_and_n_steps_may_grow(tmp_path):
     writer.log({"step": 0})
     writer.close()
     with pytest.raises(
-        ValueError, match=r"resume: .*lr \(there 0.0001, now 0.001\).*seed \(there 0, now 1\)"
+        ValueError, match=r"resume: .*lr \(there 0.0003, now 0.001\).*seed \(there 0, now 1\)"
     ):
         open_run(config(tmp_path, lr=1e-3, seed=1, resume=True), get_algorithm("grpo"))
     with pytest.raises(ValueError, match="baseline .there 'mean', now .*lambda"):

@@ -99,7 +99,7 @@ class Config(metaclass=_Presets):
         "how vLLM gets new weights: shm (a file in memory), nccl (two GPUs), gloo (nccl's dialogue on a "
         "CPU); auto is nccl where it can be, else shm",
     )
-    n_steps: Count = say(60, "rollout batches to sample and learn from")
+    n_steps: Count = say(30, "rollout batches to sample and learn from")
     rollout_batch_size: Size = say(128, "responses sampled a step, group_size for each prompt")
     group_size: Size = say(8, "responses per prompt")
     train_batch_size: Size | None = say(
@@ -111,7 +111,7 @@ class Config(metaclass=_Presets):
         "microbatches a train batch is cut into (memory only); None is 4 (laptop) or 32 (olmo) for the whole "
         "rollout batch and in proportion below",
     )
-    lr: Real = say(1e-4, "learning rate, after the warm-up", ge=0, le=10)
+    lr: Real = say(3e-4, "learning rate, after the warm-up", ge=0, le=10)
     lr_warmup_steps: Count = say(0, "steps over which the learning rate rises to lr in equal parts")
     lr_schedule: Schedule = say(
         "constant", "the learning rate after the warm-up: constant, or linear or cosine down to 0"
@@ -162,9 +162,9 @@ class Config(metaclass=_Presets):
         None, "flash_attention_2, sdpa or eager; None leaves it to transformers"
     )
     device: Device | None = say(None, "cpu, cuda, cuda:1, mps; None is the first GPU there is, else cpu")
-    eval_every: Count = say(20, "steps between evaluations; 0 is only at the end")
+    eval_every: Count = say(10, "steps between evaluations; 0 is only at the end")
     eval_at_start: bool = say(True, "evaluate the base model as step 0")
-    rollouts_every: Count = say(20, "steps between rollouts written to rollouts.jsonl; 0 is never")
+    rollouts_every: Count = say(10, "steps between rollouts written to rollouts.jsonl; 0 is never")
     checkpoint_every: Count = say(10, "steps between checkpoints; 0 is only at the end")
     seed: Whole = say(0, "decides prompts' order, sampling and shuffling", ge=0, lt=2**63)
     n_gpus: Whole = say(

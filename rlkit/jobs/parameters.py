@@ -8,10 +8,8 @@ code.
 
 import dataclasses
 import glob
-import json
 import math
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +20,7 @@ from pydantic import AfterValidator, BeforeValidator
 from pydantic.dataclasses import dataclass
 
 from rlkit.jobs.config import Config, Size
+from rlkit.jobs.records import Record, by_name, read_records
 from rlkit.jobs.runs import Run, load_run
 from rlkit.laptop import MODELS
 from rlkit.samplers.base import SamplingParams
@@ -100,6 +99,9 @@ class EvaluateJob(metaclass=Checked):
 
     config: Config  # model, dataset, machine; where ``model`` is a run's folder, the rest comes from that run
     prompts: Prompts = say(("question_only", "r1_zero", "r1_zero_three_shot"), "names or files")
+    against: Text | None = say(
+        None, "a second model for the same questions: base (what the run began with), a name or a folder"
+    )
     n_problems: Size = say(128, "validation problems")
     n_samples: Size = say(4, "responses to each; one at temperature 0, where all would be the same")
     fast: bool = say(True, "True: the strict grader of training; False: the lenient one, for audits")
@@ -123,12 +125,13 @@ class EvaluateJob(metaclass=Checked):
         """The job from what the notebook was given; None is the default. One ValueError for all mistakes."""
         known = [name for name in cls.__dataclass_fields__ if name != "config"] + _FROM_CONFIG
         errors, values = [unknown(cls, n, known) for n in values if n not in known], given(values, known)
-        folder = resolve(str(values.get("model", "")))
+        folder, base = resolve(str(values.get("model", ""))), None
         if folder is not None:
             values["model"] = str(folder)
             if (folder / "metrics.jsonl").is_file():
                 recorded = load_run(folder).config
                 recorded["prompts"] = recorded["prompt"]
+                base = recorded["model"]
                 if recorded.get("autocast"):  # evaluation needs no float32 masters
                     recorded["dtype"] = "bfloat16"
                 values = {n: recorded[n] for n in known if n in recorded} | values
@@ -141,6 +144,9 @@ class EvaluateJob(metaclass=Checked):
                 config = dataclasses.replace(config, dtype="bfloat16", autocast=False)
             model_location(config.model)
         with collected(errors):
+            if values.get("against") is not None:
+                own["against"] = _second_model(values["against"], base)
+        with collected(errors):
             job = cls(config=config, **own)
         if errors:
             raise ValueError("\n".join(errors))
@@ -149,18 +155,35 @@ class EvaluateJob(metaclass=Checked):
         return dataclasses.replace(job, config=dataclasses.replace(config, temperature=job.temperature))
 
 
+def _second_model(name: str, base: str | None) -> str:
+    """Where the model to compare with lies; "base" is what the run of ``model`` began with."""
+    if name == "base" and base is None:
+        raise ValueError("against: got 'base', but model is no run's folder, so its base model is not known")
+    name = base if name == "base" and base else str(name)
+    folder = resolve(name)
+    if folder is not None and (folder / "metrics.jsonl").is_file():
+        folder = load_run(folder).model_path
+    try:
+        model_location(name := str(folder or name))
+    except ValueError as error:
+        raise ValueError(f"against: {error}") from None
+    return name
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class CompareJob(metaclass=Checked):
     """What compare.ipynb does."""
 
-    runs: Names = say((), "run folders or patterns such as runs/*")
+    runs: Names = say((), "run folders, patterns such as runs/*, or files of records")
     metrics: Names | None = say(None, "what is drawn, the first also tabulated; None: those of COMPARED")
-    baseline: Value | None = say(None, "the group that others are compared with; None is the first")
+    baseline: Value | None = say(None, "the group that others are compared with; None is grpo or the first")
     by: FieldName = say("algo", "the config field that makes the groups")
 
     def __post_init__(self):
         if not self.runs:
-            raise ValueError("runs: got nothing, expected run folders or a pattern such as runs/*")
+            raise ValueError(
+                "runs: got nothing, expected run folders, a pattern such as runs/* or a file of records"
+            )
 
     @classmethod
     def from_parameters(cls, values: Mapping[str, Any]) -> Self:
@@ -169,38 +192,36 @@ class CompareJob(metaclass=Checked):
 
 
 def find_runs(patterns) -> list[Path]:
-    """The run folders (those with a metrics.jsonl) that the names or patterns mean, in order, each once.
+    """The run folders (those with a metrics.jsonl) and files of records that the names or patterns mean.
 
-    A relative pattern is looked for from the working directory and then from the folders above it, so that
-    the same value works from the repository's root and from ``notebooks/``. ValueError for a pattern that
-    means no run.
+    In order, each once. A relative pattern is looked for from the working directory and then from the folders
+    above it, so that the same value works from the repository's root and from ``notebooks/``. ValueError for
+    a pattern that means no run.
     """
     found: dict[Path, None] = {}
     for pattern in _names(patterns):
         for base in (Path(), *Path.cwd().parents):
             place = str(base / os.path.expanduser(pattern))
             here = [Path(place)] if os.path.isdir(place) else map(Path, sorted(glob.glob(place)))
-            if here := [p for p in here if (p / "metrics.jsonl").is_file()]:
+            if here := [p for p in here if (p if p.suffix == ".jsonl" else p / "metrics.jsonl").is_file()]:
                 found |= dict.fromkeys(here)
                 break
         else:
-            raise ValueError(f"runs: {pattern!r} means no run folder here (a run folder has a metrics.jsonl)")
+            raise ValueError(
+                f"runs: {pattern!r} means no run here: no folder with a metrics.jsonl, no file of records"
+            )
     return list(found)
 
 
-def keep_record(run: Run, folder: str | Path) -> Path:
-    """Copies a run's config and metrics to ``folder``/<name>, small enough to be committed.
+def load_runs(patterns) -> list[Run]:
+    """The runs in these folders and files of records (see ``find_runs``)."""
+    paths = find_runs(patterns)
+    return [run for path in paths for run in ([load_run(path)] if path.is_dir() else read_records(path))]
 
-    What names the machine's folders (the command, the run's own path) is left out; ``load_run`` reads the
-    copy.
-    """
-    target = Path(folder) / run.name
-    target.mkdir(parents=True, exist_ok=True)
-    config = run.config | {"run_dir": None}
-    config["provenance"] = {k: v for k, v in config.get("provenance", {}).items() if k != "command"}
-    (target / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    shutil.copyfile(run.path / "metrics.jsonl", target / "metrics.jsonl")
-    return target
+
+def recorded(experiment: str) -> dict[str, list[Record]]:
+    """The runs of ``figures/records/<experiment>.jsonl`` in groups, {name without its seed: runs by seed}."""
+    return by_name(read_records(find_runs(f"figures/records/{experiment}.jsonl")[0]))
 
 
 def resolve(name: str) -> Path | None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 
+import numpy as np
 import pandas as pd
 
 from rlkit.jobs.collapse import collapsed_at
@@ -11,7 +12,13 @@ from rlkit.jobs.config import OFF_POLICY_TRAIN_ROWS, Config
 from rlkit.jobs.metrics import METRICS
 from rlkit.jobs.runs import Run
 from rlkit.support.checks import hint, shown
-from rlkit.support.stats import mean_interval, wilson_interval
+from rlkit.support.stats import (
+    detectable_difference,
+    mcnemar,
+    mean_interval,
+    paired_interval,
+    wilson_interval,
+)
 from rlkit.tasks.evaluation import Evaluation
 
 COMPARED = ("val_reward", "reward", "response_length", "token_entropy")  # what compare.ipynb draws by default
@@ -41,6 +48,25 @@ def category_table(results: Mapping[str, Evaluation]) -> pd.DataFrame:
             rows.append((name, formatted, right, count, share, max(low, 0.0), min(high, 1.0)))
     columns = ["prompt", "format", "answer", "count", "share", "low", "high"]
     return pd.DataFrame(rows, columns=columns).set_index(columns[:3]).round(3)
+
+
+def paired_table(results: Mapping[str, Evaluation], others: Mapping[str, Evaluation]) -> pd.DataFrame:
+    """Two models on the same questions, a row per prompt: by how much and where their accuracies differ.
+
+    The 95 % interval is of the mean difference problem by problem, so what makes a problem hard for both
+    drops out. "better" and "worse" count the problems on which the first model was right more, or less,
+    often; p_value is McNemar's, with one response per problem.
+    """
+    rows = {}
+    for name, result in results.items():
+        a, b = (r.rows.groupby("problem").reward.mean() for r in (result, others[name]))
+        if not result.rows.question.equals(others[name].rows.question):
+            raise ValueError(f"others: the questions of {name!r} are not the same in both")
+        once = result.n_samples == others[name].n_samples == 1
+        p_value = mcnemar(a >= 1, b >= 1) if once else None
+        rows[name] = a.mean(), b.mean(), *paired_interval(a, b), (a > b).sum(), (a < b).sum(), p_value
+    columns = ["accuracy", "other", "difference", "low", "high", "better", "worse", "p_value"]
+    return _table(rows, columns).dropna(axis="columns", how="all").rename_axis("prompt")
 
 
 # ---- runs that can be compared
@@ -187,12 +213,12 @@ def _complete_then_latest(run: Run) -> tuple[bool, float]:
 
 
 def find_group(groups: Mapping[str, Sequence[Run]], baseline=None) -> str:
-    """The name of the group that a baseline means; None is the first one.
+    """The name of the group that a baseline means; None is grpo, or the first where there is none.
 
     Numbers are compared as numbers (0.001 is 1e-3), words whatever their case (true is True).
     """
     if baseline is None:
-        return next(iter(groups))
+        return "grpo" if "grpo" in groups else next(iter(groups))
     for same in (str, _plain):
         for name in groups:
             if same(name) == same(baseline):
@@ -276,7 +302,8 @@ def difference_table(
     """Each group's last value minus the baseline group's, seed by seed, with the 95 % interval of the mean.
 
     Runs are paired by their seed, which gives them the same problems in the same order. A verdict is read off
-    the interval alone: with fewer than two common seeds there is none. ValueError for two runs of one seed.
+    the interval alone: with fewer than two common seeds there is none. ``detectable``: the true difference
+    that so many seeds with this spread would show in four of five tries. ValueError for two runs of one seed.
     """
     check_seeds(groups)
     ends = {
@@ -286,13 +313,13 @@ def difference_table(
     reference = ends.pop(baseline)
     for name, found in ends.items():
         gaps = [end - reference[seed] for seed, end in found.items() if seed in reference]
-        row = None, None, None, "no interval"
+        row = None, None, None, "no interval", None
         if len(gaps) > 1:
             mean, low, high = mean_interval(gaps)
             verdict = "no difference shown" if low <= 0 <= high else "higher" if low > 0 else "lower"
-            row = mean, low, high, verdict
+            row = mean, low, high, verdict, detectable_difference(float(np.std(gaps, ddof=1)), len(gaps))
         rows[f"{name} - {baseline}"] = len(gaps), *row
-    return _table(rows, ["seeds", "difference", "low", "high", "verdict"])
+    return _table(rows, ["seeds", "difference", "low", "high", "verdict", "detectable"])
 
 
 def _table(rows: dict[str, tuple], columns: list[str]) -> pd.DataFrame:
