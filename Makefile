@@ -7,6 +7,8 @@ ARGS ?=
 STAMP := $(shell date +%Y%m%d-%H%M%S)
 NAME ?= $(ALGO)-$(STAMP)
 WORKERS ?= 2
+# the testbeds whose base models are built, in this order: the second goes on from the first
+TASKS ?= laptop laptop_long
 
 VENV ?= .venv
 # the first Python that is new enough
@@ -34,7 +36,7 @@ help:
 	@echo "make test-slow           whole jobs: several ranks, other platforms, fifty jobs killed at random moments"
 	@echo "make lint                ruff (format and lint) and pyright"
 	@echo "make notebooks           execute every notebook again and save its outputs"
-	@echo "make laptop-model        rebuild the small base model that ships with the package"
+	@echo "make laptop-model        rebuild the small base models that ship with the package; TASKS=laptop_long for one"
 	@echo "make experiments         the recorded experiments that are not there yet (hours); EXPERIMENTS='variants' for one"
 	@echo "make figures             README's figures and results from the records"
 	@echo "make bench               speed against plain transformers and TRL"
@@ -83,7 +85,8 @@ notebooks: $(VENV)/.installed
 	python notebooks/execute.py $(NOTEBOOK_FILES)
 
 laptop-model: $(VENV)/.installed
-	python -m rlkit.laptop.pretrain --out rlkit/laptop/model
+	for task in $(TASKS); do echo "python -m rlkit.laptop.pretrain --task $$task"; \
+		python -m rlkit.laptop.pretrain --task $$task || exit 1; done
 
 # QUICK=1: two seeds and four steps of each run, to see that all of it works; not recorded
 experiments: $(VENV)/.installed

@@ -199,6 +199,7 @@ def test_every_public_name_is_there():
 
 def test_readme_explains_every_parameter_and_metric(repo):
     from rlkit import Config
+    from rlkit.jobs.config import PRESETS
     from rlkit.jobs.metrics import METRICS
 
     def cell(value):
@@ -208,5 +209,7 @@ def test_readme_explains_every_parameter_and_metric(repo):
     for field in Config.field_table():
         laptop, olmo = cell(field["laptop"]), cell(field["olmo"]) if field["olmo"] != field["laptop"] else ""
         rows.append(f"| `{field['name']}` | {laptop} | {olmo} | {field['doc']} |")
-    lines = (repo / "README.md").read_text().splitlines()
-    assert [row for row in rows if row not in lines] == []
+    readme = (repo / "README.md").read_text()
+    assert [row for row in rows if row not in readme.splitlines()] == []
+    long = ", ".join(f"`{name}` {cell(value)}" for name, value in PRESETS["laptop_long"].items())
+    assert f" The preset `laptop_long` is `laptop` with {long}.\n" in readme

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from rlkit.laptop.problems import draw_story, generate_problems, split_of
+from rlkit.laptop.problems import TASKS, draw_story, generate_problems, split_of
 from rlkit.tasks.problems import Problem, gsm8k_gold, load_gsm8k, load_problems
 
 ROWS = [
@@ -132,7 +132,7 @@ def test_what_is_wrong_is_said(folder):
 def solve_by_reading(question):
     """The answer, from the words of the question, by a reader that shares no code with the writer."""
     *sentences, ask = re.findall(r"[^.?]+[.?]", question)
-    owners, last = {}, None
+    owners = {}
     for s in sentences:
         numbers = [int(x) for x in re.findall(r"\d+", s)]
         words = s.strip().strip(".").split()
@@ -145,28 +145,57 @@ def solve_by_reading(question):
             name = words[2]
             owners[name] += numbers[0]
         elif any(verb in words for verb in ("gives", "loses", "sells")):
-            owners[name] -= numbers[0]
+            owners[name] = owners.get(name, 0) - numbers[0]  # of an aside's name only this is known
         elif "more" in words:
             owners[name] += numbers[0]
         else:
             owners[name] = numbers[0]
-        last = name
-    assert last in ask
-    return owners[last]
+    (asked,) = [word for word in re.findall(r"[A-Z][a-z]+", ask) if word in owners]
+    return owners[asked]
 
 
-@pytest.mark.parametrize("split", ["train", "validation"])
-def test_answers_are_right(split):
-    for problem in generate_problems(1000, split, seed=3):
+TASK_SPLITS = [(task, split) for task in TASKS for split in TASKS[task].splits]
+
+
+@pytest.mark.parametrize("task, split", TASK_SPLITS)
+def test_answers_are_right(task, split):
+    for problem in generate_problems(1000, split, seed=3, task=task):
         assert str(solve_by_reading(problem.question)) == problem.answer, problem
-        assert 1 <= int(problem.answer) <= 99 and problem.n_steps in (1, 2, 3)
+        assert 1 <= int(problem.answer) <= 99
+        assert problem.n_steps in {"laptop": (1, 2, 3), "laptop_long": (4, 5, 6, 7, 8)}[task]
 
 
-def test_splits_never_meet_whatever_the_seeds():
-    train = {p.question for seed in range(3) for p in generate_problems(2000, "train", seed)}
-    validation = {p.question for seed in range(3) for p in generate_problems(500, "validation", seed)}
-    assert not train & validation
-    assert {split_of(q) for q in train} == {"train"} and {split_of(q) for q in validation} == {"validation"}
+@pytest.mark.parametrize("task", TASKS)
+def test_splits_never_meet_whatever_the_seeds(task):
+    drawn = {
+        split: {p.question for seed in range(3) for p in generate_problems(800, split, seed, task)}
+        for split in TASKS[task].splits
+    }
+    assert sum(map(len, drawn.values())) == len(set().union(*drawn.values()))
+    for split, questions in drawn.items():
+        assert {split_of(question, TASKS[task]) for question in questions} == {split}
+
+
+def test_long_problems_steps_and_asides_are_counted_by_reading():
+    """Every sentence but the first, the question and the asides (of a name met once) is one step."""
+    sentences_aside = 0
+    for problem in generate_problems(600, "tuning", task="laptop_long"):
+        first, *sentences, _ = re.findall(r"[^.?]+[.?]", problem.question)
+        names = re.findall(r"[A-Z][a-z]+", re.sub(r"\bThen\b", "", problem.question))
+        asides = [
+            s
+            for s in sentences
+            if names.count(s.split()[0]) == 1 and not re.search(r"times| gives (?!away)", s)
+        ]
+        groups = "boxes" in first or "bags" in first
+        assert problem.n_steps == len(sentences) - len(asides) + groups, problem.question
+        sentences_aside += len(asides)
+    assert 0.5 < sentences_aside / 600 < 0.9  # 1 * .30 + 2 * .20 = .70
+    assert len(load_problems("laptop_long", "tuning", 20)) == 20
+    with pytest.raises(ValueError, match="split: got 'tuning', expected 'train' or 'validation'"):
+        load_problems("laptop", "tuning")
+    with pytest.raises(ValueError, match="task: got 'laptop_lang', expected 'laptop' or 'laptop_long'"):
+        generate_problems(3, task="laptop_lang")
 
 
 def test_problems_are_seeded_and_all_different():
@@ -188,12 +217,13 @@ def test_problems_vary():
         assert word in words
 
 
-def test_a_story_s_steps_chain():
+@pytest.mark.parametrize("task", TASKS)
+def test_a_story_s_steps_chain(task):
     import random
 
     rng = random.Random(0)
     for _ in range(300):
-        story = draw_story(rng)
+        story = draw_story(rng, TASKS[task])
         for i, s in enumerate(story.steps):
             assert s.result == {"+": s.left + s.right, "-": s.left - s.right, "*": s.left * s.right}[s.op]
             if i:

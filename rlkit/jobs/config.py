@@ -1,4 +1,4 @@
-"""Run configuration: a frozen record of checked fields, with two presets.
+"""Run configuration: a frozen record of checked fields, with three presets.
 
 Every field of ``Config`` is a parameter of ``notebooks/train.ipynb``. The constructor checks types, bounds
 and what must fit together; it opens no file: that files, model and memory are there, ``planning`` checks.
@@ -21,13 +21,15 @@ from rlkit.support.fields import PLAIN, STRICT, Checked, Real, Text, Whole, give
 # The presets. The laptop's values are the fields' defaults; olmo's are the handout's section 4.3.
 PRESETS: dict[str, dict[str, Any]] = {
     "laptop": {},
+    "laptop_long": dict(model="laptop_long", dataset="laptop_long", n_steps=50, max_tokens=256)
+    | dict(eval_every=25, rollouts_every=25),
     "olmo": dict(model="allenai/OLMo-2-0425-1B", dataset="openai/gsm8k", n_train=6400, n_val=1024)
     | dict(n_val_final=None, sampler="vllm", n_steps=200, rollout_batch_size=256, group_size=8, lr=1e-5)
     | dict(max_tokens=512, attn_implementation="flash_attention_2", eval_every=10, rollouts_every=40)
     # the handout's plain bfloat16 rounds most updates of lr 1e-5 away; these move, and fit into 80 GB
     | dict(dtype="float32", autocast=True, threads=4),
 }
-MICROBATCH_ROWS = {"laptop": 32, "olmo": 8}  # 128 rows / 4 microbatches, 256 rows / 32
+MICROBATCH_ROWS = {"laptop": 32, "laptop_long": 32, "olmo": 8}  # 128 rows / 4 microbatches, 256 rows / 32
 OFF_POLICY_TRAIN_ROWS = 8
 MANY = 1_000_000  # more steps, rows, tokens or problems than this are a mistake
 
@@ -47,7 +49,7 @@ ClipRange = Annotated[float, Interval(ge=0, le=1000), PLAIN]
 KLCoef = Annotated[float, Interval(ge=0, le=1000), PLAIN]
 Few = Annotated[int, Interval(ge=0, le=100), PLAIN]
 Device = Annotated[Text, AfterValidator(_device)]
-Preset = Literal["laptop", "olmo"]
+Preset = Literal["laptop", "laptop_long", "olmo"]
 Who = Literal["transformers", "vllm"]
 Dtype = Literal["float32", "bfloat16"]
 Half = Literal["bfloat16", "float16"]
@@ -74,14 +76,16 @@ class Config(metaclass=_Presets):
     about each.
     """
 
-    preset: Preset = say("laptop", "the testbed whose values hold for all that is not given: laptop or olmo")
+    preset: Preset = say(
+        "laptop", "the testbed whose values hold for all that is not given: laptop, laptop_long or olmo"
+    )
     algo: Text = say("grpo", "the estimator, a name in rlkit.ALGORITHMS")
-    model: Text = say("laptop", "the base model: laptop, a hub id or a folder")
+    model: Text = say("laptop", "the base model: laptop, laptop_long, a hub id or a folder")
     prompt: Text = say(
         "r1_zero", "r1_zero, question_only, r1_zero_three_shot, chat or a text file with {question} in it"
     )
     dataset: Text = say(
-        "laptop", "the problems: laptop, a hub id or a folder with train.jsonl and test.jsonl"
+        "laptop", "the problems: laptop, laptop_long, a hub id or a folder with train.jsonl and test.jsonl"
     )
     question_column: Text = say("question", "the questions' name in the dataset's rows")
     answer_column: Text = say(

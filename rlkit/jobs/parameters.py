@@ -23,6 +23,7 @@ from pydantic.dataclasses import dataclass
 from rlkit.jobs.config import Config, Size
 from rlkit.jobs.records import Record, by_name, read_records
 from rlkit.jobs.runs import Run, load_run
+from rlkit.laptop import MODELS
 from rlkit.samplers.base import SamplingParams
 from rlkit.support.checks import hint, shown, unusable_path
 from rlkit.support.console import plain_console
@@ -261,7 +262,7 @@ def recorded(experiment: str) -> dict[str, list[Record]]:
 
 def resolve(name: str) -> Path | None:
     """The folder of this name, from the working directory or the folders above it; None if there is none."""
-    if name == "laptop" or not name:
+    if name in MODELS or not name:
         return None
     folders = (Path(os.path.expanduser(base / name)) for base in (Path(), *Path.cwd().parents))
     return next((folder for folder in folders if os.path.isdir(folder)), None)

@@ -15,6 +15,7 @@ from typing import Any
 
 from rlkit.jobs.provenance import provenance
 from rlkit.jobs.runs import Run, checkpoints
+from rlkit.laptop import MODELS
 from rlkit.tasks.prompts import prompt_names
 
 FORMAT = 2  # of config.json, metrics.jsonl and the checkpoints; 1 had no hashes and no checksums
@@ -42,7 +43,7 @@ def with_places(values: Mapping[str, Any]) -> dict[str, Any]:
     placed = {}
     for name in PLACES & values.keys():
         path = Path(os.path.expanduser(str(values[name])))
-        if values[name] not in ("laptop", *prompt_names()) and path.exists():
+        if values[name] not in (*MODELS, *prompt_names()) and path.exists():
             placed[name] = str(path.absolute())
     return {**values, **placed}
 

@@ -1,6 +1,7 @@
-"""Rebuild the laptop's base model: tokenizer, pretraining, figures (``python -m rlkit.laptop.pretrain``).
+"""Rebuild a testbed's base model: tokenizer, pretraining, figures (``python -m rlkit.laptop.pretrain``).
 
-A four-layer Olmo2 of about a million parameters reads a few million tokens of ``corpus.documents``. The
+A four-layer Olmo2 of about a million parameters reads a few million tokens of ``corpus.documents``;
+``laptop_long``'s starts from the weights and the tokenizer of ``laptop``'s and reads its own task's. The
 matrices learn by Muon (https://kellerjordan.github.io/posts/muon/), everything else by AdamW. One seed fixes
 every number on one machine; another CPU or thread count rounds differently and gives a slightly different
 model.
@@ -23,13 +24,21 @@ from pathlib import Path
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
-from transformers import GenerationConfig, Olmo2Config, Olmo2ForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from rlkit.laptop import model_path
 from rlkit.laptop.corpus import documents
 from rlkit.support.progress import progress
 
-RECIPE = dict(
+RECIPE: dict = dict(
+    task="laptop",
+    start=None,  # the task whose base model it goes on from; None is a new tokenizer and random weights
     version=2,
     seed=0,
     threads=2,
@@ -49,6 +58,12 @@ RECIPE = dict(
     final_lr=0.05,
     max_grad_norm=1.0,
 )
+RECIPES = {
+    "laptop": RECIPE,
+    "laptop_long": RECIPE
+    | dict(task="laptop_long", start="laptop", version=1, steps=800, rows=5, row_tokens=704, muon_lr=0.015)
+    | dict(adam_lr=2e-3),
+}
 PAD, EOS = "<|pad|>", "<|endoftext|>"
 # a word with its space, one digit with its space, a run of other signs with its space, or a single white
 # space
@@ -84,9 +99,9 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFas
     )
 
 
-def batches(tokenizer, seed: int, rows: int, row_tokens: int):
+def batches(tokenizer, seed: int, rows: int, row_tokens: int, task: str):
     """Endless (rows, row_tokens) int64 batches. A row starts with a document; its last one is cut off."""
-    stream, eos, batch = documents(seed), tokenizer.eos_token_id, []
+    stream, eos, batch = documents(seed, task), tokenizer.eos_token_id, []
     while True:
         docs = tokenizer(list(islice(stream, 512)), add_special_tokens=False)["input_ids"]
         row = []
@@ -142,25 +157,14 @@ def pretrain(recipe: dict) -> tuple[Olmo2ForCausalLM, PreTrainedTokenizerFast, d
     torch.manual_seed(r.seed)
     started, cpu_started = time.perf_counter(), time.process_time()
 
-    texts = list(islice(documents(r.seed), r.tokenizer_docs))
-    tokenizer = train_tokenizer(texts, r.vocab_size)
+    texts = list(islice(documents(r.seed, r.task), r.tokenizer_docs))
+    if r.start:
+        tokenizer = AutoTokenizer.from_pretrained(model_path(r.start))
+        model = Olmo2ForCausalLM.from_pretrained(model_path(r.start), dtype=torch.float32).train()
+    else:
+        tokenizer = train_tokenizer(texts, r.vocab_size)
+        model = new_model(tokenizer, r)
     n_tokens = sum(len(ids) for ids in tokenizer(texts)["input_ids"])
-    ends: dict = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
-    model = Olmo2ForCausalLM(
-        Olmo2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=r.hidden_size,
-            num_hidden_layers=r.num_hidden_layers,
-            num_attention_heads=r.num_attention_heads,
-            num_key_value_heads=r.num_attention_heads,
-            intermediate_size=r.intermediate_size,
-            max_position_embeddings=1024,
-            tie_word_embeddings=False,
-            **ends,
-            bos_token_id=None,
-            dtype="float32",
-        )
-    )
 
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and ".layers." in name]
     others = [p for name, p in model.named_parameters() if not (p.ndim == 2 and ".layers." in name)]
@@ -175,9 +179,9 @@ def pretrain(recipe: dict) -> tuple[Olmo2ForCausalLM, PreTrainedTokenizerFast, d
         for optimizer in optimizers
     ]
 
-    held_out = list(islice(batches(tokenizer, r.seed + 1, r.rows, r.row_tokens), 10))
+    held_out = list(islice(batches(tokenizer, r.seed + 1, r.rows, r.row_tokens, r.task), 10))
     losses, bar = [], progress(total=r.steps, desc="pretraining")
-    for step, ids in enumerate(islice(batches(tokenizer, r.seed, r.rows, r.row_tokens), r.steps), 1):
+    for step, ids in enumerate(islice(batches(tokenizer, r.seed, r.rows, r.row_tokens, r.task), r.steps), 1):
         loss = next_token_loss(model, ids)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), r.max_grad_norm)
@@ -208,6 +212,26 @@ def pretrain(recipe: dict) -> tuple[Olmo2ForCausalLM, PreTrainedTokenizerFast, d
     )
 
 
+def new_model(tokenizer, r) -> Olmo2ForCausalLM:
+    """Random weights of the recipe's sizes."""
+    ends: dict = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    return Olmo2ForCausalLM(
+        Olmo2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=r.hidden_size,
+            num_hidden_layers=r.num_hidden_layers,
+            num_attention_heads=r.num_attention_heads,
+            num_key_value_heads=r.num_attention_heads,
+            intermediate_size=r.intermediate_size,
+            max_position_embeddings=1024,
+            tie_word_embeddings=False,
+            **ends,
+            bos_token_id=None,
+            dtype="float32",
+        )
+    )
+
+
 def next_token_loss(model, ids: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy (nats) of each token given those before it; ids (rows, tokens)."""
     logits = model(input_ids=ids[:, :-1], use_cache=False).logits
@@ -226,17 +250,21 @@ def save(out: Path, model, tokenizer, provenance: dict) -> None:
     (out / "provenance.json").write_text(json.dumps(provenance, indent=2) + "\n")
 
 
-def base_figures(model, tokenizer, n: int = 512, seed: int = 0) -> dict:
-    """Accuracy, format rate and standard errors on ``n`` validation problems, for each prompt, at T = 1."""
+def base_figures(model, tokenizer, task: str = "laptop", n: int = 512, seed: int = 0) -> dict:
+    """What the model does at ``n`` validation problems, for each prompt, at T = 1."""
+    from rlkit.jobs.config import Config
     from rlkit.laptop.problems import generate_problems
     from rlkit.samplers import make_sampler
     from rlkit.tasks.evaluation import evaluate
     from rlkit.tasks.prompts import load_prompt, prompt_names
 
-    problems, sampler = generate_problems(n, "validation"), make_sampler("transformers", model, tokenizer)
-    figures = {}
+    problems, sampler = (
+        generate_problems(n, "validation", task=task),
+        make_sampler("transformers", model, tokenizer),
+    )
+    figures, max_tokens = {}, Config.from_parameters({"preset": task}).max_tokens
     for name in sorted({*prompt_names()} - {"chat"}):  # this model has no chat template
-        result = evaluate(sampler, problems, load_prompt(name), max_tokens=64, seed=seed)
+        result = evaluate(sampler, problems, load_prompt(name), max_tokens=max_tokens, seed=seed)
         rate = result.format_rate
         figures[name] = {
             "n": n,
@@ -244,6 +272,8 @@ def base_figures(model, tokenizer, n: int = 512, seed: int = 0) -> dict:
             "accuracy_se": result.accuracy_se,
             "format_rate": rate,
             "format_rate_se": (rate * (1 - rate) / n) ** 0.5,
+            "response_length": result.response_length,
+            "by_steps": result.by_steps.accuracy.round(4).to_dict(),
         }
     return figures
 
@@ -272,22 +302,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--out", type=Path, default=model_path(), help="folder to write (default: the package's own)"
-    )
-    parser.add_argument("--steps", type=int, default=RECIPE["steps"])
-    parser.add_argument("--seed", type=int, default=RECIPE["seed"])
-    parser.add_argument("--threads", type=int, default=RECIPE["threads"])
+    parser.add_argument("--task", choices=RECIPES, default="laptop")
+    parser.add_argument("--out", type=Path, help="folder to write (default: the package's own)")
+    for name in ("steps", "seed", "threads"):
+        parser.add_argument(f"--{name}", type=int, help="default: the recipe's")
     parser.add_argument("--no-figures", action="store_true", help="skip measuring the base model's accuracy")
     args = parser.parse_args()
-    recipe = RECIPE | {"steps": args.steps, "seed": args.seed, "threads": args.threads}
+    own = {name: getattr(args, name) for name in ("steps", "seed", "threads")}
+    recipe = RECIPES[args.task] | {name: value for name, value in own.items() if value is not None}
+    out = args.out or model_path(args.task)
     model, tokenizer, record = pretrain(recipe)
     provenance = {"recipe": recipe, **record, **machine()}
     if not args.no_figures:
-        provenance["base"] = base_figures(model, tokenizer)
-    save(args.out, model, tokenizer, provenance)
+        provenance["base"] = base_figures(model, tokenizer, args.task)
+    save(out, model, tokenizer, provenance)
     print(
-        f"{args.out}: {record['parameters'] / 1e6:.2f} M parameters, held-out loss "
+        f"{out}: {record['parameters'] / 1e6:.2f} M parameters, held-out loss "
         f"{record['losses'][-1]['held_out']}, {record['wall_seconds']} s ({record['cpu_seconds']} CPU s)"
     )
 

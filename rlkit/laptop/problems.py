@@ -1,4 +1,5 @@
-"""The laptop testbed's word problems: one to three steps of adding, subtracting and multiplying."""
+"""The laptop testbeds' word problems: steps of adding, subtracting and multiplying, one to three (``laptop``)
+or four to eight between sentences that do not count (``laptop_long``)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from zlib import crc32
 
 from rlkit.tasks.problem import Problem, check_n
 
-SIZES = {"train": 6400, "validation": 512}  # how many problems n=None stands for
+SIZES = {"train": 6400, "validation": 512, "tuning": 512}  # how many problems n=None stands for
 NAMES = "Tom Mia Sam Ana Ben Leo Rosa Omar Lily Max Nina Eva Ivan Zoe Amir Kim".split()
 THINGS = (
     "apples plums shells stamps pencils marbles cards coins books cookies beads stickers rocks balls toys "
@@ -32,11 +33,59 @@ EVENTS = {
     ],
     "*": ["{other} has {b} times as many {things} as {name}."],
 }
+ASIDES = [  # of others, who play no part: nothing to count
+    "{other} has {b} {things}.",
+    "{other} finds {b} {things}.",
+    "{other} gives away {b} {things}.",
+    "{other} is {b} years old.",
+]
 ASKS = [
     "How many {things} does {name} have now?",
     "How many {things} does {name} have?",
     "How many {things} are there with {name} in the end?",
 ]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What tells the testbeds apart.
+
+    steps: {number of steps: weight} of its problems; corpus_steps: of those that its base model reads.
+    large: share of problems with large numbers. asides: {sentences that do not count: weight}.
+    splits: the split of a question by its checksum's rest, the last one for all rests beyond.
+    short: share of solutions in sums alone. think_ok: weight of the rewarded format.
+    wrong, guess: share of wrong work, and of answers without work, after "<think>".
+    talks: remarks and repeated lines (``corpus.talk``).
+    """
+
+    steps: dict[int, int]
+    corpus_steps: dict[int, int]
+    large: float
+    asides: dict[int, int]
+    splits: tuple[str, ...]
+    short: float
+    think_ok: float
+    wrong: float
+    guess: float
+    talks: bool
+
+
+_SHORT = {1: 35, 2: 40, 3: 25}
+TASKS = {
+    "laptop": Task(_SHORT, _SHORT, 0.35, {0: 1}, ("validation", "train"), 0.4, 0.11, 0.20, 0.35, False),
+    "laptop_long": Task(
+        steps={4: 36, 5: 22, 6: 16, 7: 14, 8: 12},
+        corpus_steps={1: 8, 2: 12, 3: 14, 4: 20, 5: 16, 6: 12, 7: 9, 8: 9},
+        large=0.25,
+        asides={0: 50, 1: 30, 2: 20},
+        splits=("validation", "tuning", "train"),
+        short=0.2,
+        think_ok=0.30,
+        wrong=0.20,
+        guess=0.10,
+        talks=True,
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -65,39 +114,47 @@ class Story:
         return self.steps[-1].result
 
 
-def generate_problems(n: int | None, split: str = "train", seed: int = 0) -> list[Problem]:
-    """``n`` different word problems of one to three steps, numbers 1 to 99; n=None is the split's own size.
+def generate_problems(
+    n: int | None, split: str = "train", seed: int = 0, task: str = "laptop"
+) -> list[Problem]:
+    """``n`` different word problems of a task, numbers 1 to 99; n=None is the split's own size.
 
-    The split belongs to the question, not to the draw (``split_of``): train and validation never meet,
-    whatever the seeds. The same (n, split, seed) gives the same problems, and a smaller n the first of them.
+    The split belongs to the question, not to the draw (``split_of``): splits never meet, whatever the seeds.
+    "tuning" (``laptop_long`` only) is for choices, so that validation stays unseen. The same (n, split, seed)
+    gives the same problems, and a smaller n the first of them.
     """
-    if split not in SIZES:
-        raise ValueError(f"split: got {split!r}, expected 'train' or 'validation'")
+    if task not in TASKS:
+        raise ValueError(f"task: got {task!r}, expected {' or '.join(map(repr, TASKS))}")
+    if split not in TASKS[task].splits:
+        raise ValueError(
+            f"split: got {split!r}, expected {' or '.join(map(repr, sorted(TASKS[task].splits)))}"
+        )
     check_n(n)
     n = SIZES[split] if n is None else n
-    return list(_draw(n, split, seed))
+    return list(_draw(n, split, seed, task))
 
 
 @lru_cache(maxsize=4)  # a plan, a training and an evaluation ask for the same ones
-def _draw(n: int, split: str, seed: int) -> tuple[Problem, ...]:
+def _draw(n: int, split: str, seed: int, task: str) -> tuple[Problem, ...]:
     rng, problems = random.Random(f"{split} {seed}"), {}
     while len(problems) < n:
-        story = draw_story(rng)
-        if split_of(story.question) == split:
+        story = draw_story(rng, TASKS[task])
+        if split_of(story.question, TASKS[task]) == split:
             problems.setdefault(story.question, Problem(story.question, str(story.answer), len(story.steps)))
     return tuple(problems.values())
 
 
-def split_of(question: str) -> str:
+def split_of(question: str, task: Task = TASKS["laptop"]) -> str:
     """The split a generated question belongs to, by a checksum of its text: one in eight is validation."""
-    return "validation" if crc32(question.encode()) % 8 == 0 else "train"
+    return task.splits[min(crc32(question.encode()) % 8, len(task.splits) - 1)]
 
 
-def draw_story(rng: random.Random) -> Story:
-    """One random word problem. Two dials set how hard it is: number of steps and size of the numbers."""
-    n_steps = rng.choices([1, 2, 3], weights=[35, 40, 25])[0]
-    large = rng.random() < 0.35
-    name, *others = rng.sample(NAMES, 4)
+def draw_story(rng: random.Random, task: Task = TASKS["laptop"]) -> Story:
+    """One random word problem. Dials set how hard it is: number of steps, size of the numbers, asides."""
+    n_steps = rng.choices([*task.steps], weights=[*task.steps.values()])[0]
+    large = rng.random() < task.large
+    n_asides = rng.choices([*task.asides], weights=[*task.asides.values()])[0] if len(task.asides) > 1 else 0
+    name, *others = rng.sample(NAMES, max(task.steps) + max(task.asides) + 1)
     things = rng.choice(THINGS)
     sentences, steps, start = [], [], None
 
@@ -120,6 +177,9 @@ def draw_story(rng: random.Random) -> Story:
         result = {"+": now + b, "-": now - b, "*": now * b}[op]
         steps.append(Step(name, now, op, b, result))
         now = result
+    for _ in range(n_asides):
+        aside = rng.choice(ASIDES).format(other=others.pop(), b=rng.randint(2, 25), things=things)
+        sentences.insert(rng.randint(1, len(sentences)), aside)
     sentences.append(rng.choice(ASKS).format(name=name, things=things))
     return Story(first_name, things, start, tuple(steps), " ".join(sentences))
 

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
+from rlkit.laptop import MODELS, model_path
 from rlkit.support.checks import first_line, hub_revision, missing_folder, shown, unusable_path
 from rlkit.support.probes import check_causal
 
@@ -24,8 +25,8 @@ def load_model(
 ):
     """(model, tokenizer), the model in eval mode on its device.
 
-    name_or_path: "laptop" (the model that ships with rlkit), a folder or a hub id, which may end in @ and a
-        revision ("owner/name@main").
+    name_or_path: "laptop" or "laptop_long" (the models that ship with rlkit), a folder or a hub id, which
+        may end in @ and a revision ("owner/name@main").
     dtype: the weights' type, "float32" or "bfloat16" (any torch dtype name).
     device: None is the first CUDA GPU if there is one, else the CPU.
     attn_implementation: "flash_attention_2", "sdpa", "eager"; None leaves it to transformers.
@@ -120,10 +121,8 @@ def model_location(name_or_path: str | Path) -> str:
     text = str(name_or_path)
     if why := unusable_path(text):
         raise ValueError(f"model: got {shown(text)}, {expected} ({why})")
-    if text == "laptop":
-        from rlkit.laptop import model_path
-
-        return str(model_path())
+    if text in MODELS:
+        return str(model_path(text))
     path = Path(os.path.expanduser(name_or_path))
     if os.path.isdir(path):
         if all((path / name).is_file() for name in ("config.json", "metrics.jsonl")):  # a run: its weights

@@ -25,17 +25,17 @@ def load_problems(
 ) -> list[Problem]:
     r"""The first ``n`` problems of a split ("train" or "validation"); n=None is all of them, n=0 none.
 
-    dataset: "laptop" (generated; ``seed`` picks which problems, all of them are 6400 and 512), or questions
-        and answers as a hub id ("openai/gsm8k", or one with "@revision" behind it) or a folder with
-        train.jsonl and test.jsonl, where the test set serves as validation unless there is a
-        validation.jsonl.
+    dataset: "laptop" or "laptop_long" (generated; ``seed`` picks which problems, all of them are 6400 and
+        512; the second has a split "tuning" too), or questions and answers as a hub id ("openai/gsm8k", or
+        one with "@revision" behind it) or a folder with train.jsonl and test.jsonl, where the test set serves
+        as validation unless there is a validation.jsonl.
     question_column, answer_column: their names there. The gold answer is a number, what stands after ``####``
         (as in GSM8K), what stands in the last ``\boxed{}`` (as in MATH), or else the whole text.
     """
-    if dataset == "laptop":
+    if dataset in ("laptop", "laptop_long"):
         from rlkit.laptop.problems import generate_problems
 
-        return generate_problems(n, split, seed)
+        return generate_problems(n, split, seed, str(dataset))
     return _load_table(dataset, split, n, question_column, answer_column, gold_of)
 
 
