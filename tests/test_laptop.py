@@ -218,15 +218,16 @@ def test_recorded_figures_are_of_the_wanted_shape(task, provenance):
 
 
 def test_a_short_run_on_the_long_problems_learns(tmp_path):
-    """Ten small steps: the share of right answers rises well above the base's few per cent."""
+    """Seven small steps: most responses become well-formed, and more of them right."""
     config = Config.from_parameters(
-        dict(preset="laptop_long", n_steps=10, rollout_batch_size=64, n_val=0, checkpoint_every=0)
+        dict(preset="laptop_long", n_steps=7, rollout_batch_size=64, n_val=0, checkpoint_every=0)
         | dict(run_dir=str(tmp_path / "run"), rollouts_every=0)
     )
     run = train(config)
-    rewards = run.metrics.set_index("step").reward
+    metrics = run.metrics.set_index("step")[["format_reward", "reward"]]
     assert run.config["model"] == "laptop_long" and run.finished
-    assert rewards[8:10].mean() > 0.05 + rewards[1:2].mean(), rewards.tolist()
+    rise = metrics.loc[6:7].mean() - metrics.loc[1:2].mean()
+    assert rise.format_reward > 0.3 and rise.reward > 0, metrics
 
 
 # ---- the recipe
