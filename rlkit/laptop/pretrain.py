@@ -24,16 +24,11 @@ from pathlib import Path
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
-from transformers import (
-    AutoTokenizer,
-    GenerationConfig,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import GenerationConfig, Olmo2Config, Olmo2ForCausalLM, PreTrainedTokenizerFast
 
 from rlkit.laptop import model_path
 from rlkit.laptop.corpus import documents
+from rlkit.support.models import load_model
 from rlkit.support.progress import progress
 
 RECIPE: dict = dict(
@@ -159,8 +154,7 @@ def pretrain(recipe: dict) -> tuple[Olmo2ForCausalLM, PreTrainedTokenizerFast, d
 
     texts = list(islice(documents(r.seed, r.task), r.tokenizer_docs))
     if r.start:
-        tokenizer = AutoTokenizer.from_pretrained(model_path(r.start))
-        model = Olmo2ForCausalLM.from_pretrained(model_path(r.start), dtype=torch.float32).train()
+        model, tokenizer = load_model(r.start, device="cpu")
     else:
         tokenizer = train_tokenizer(texts, r.vocab_size)
         model = new_model(tokenizer, r)
