@@ -24,7 +24,13 @@ from pathlib import Path
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
-from transformers import GenerationConfig, Olmo2Config, Olmo2ForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    GenerationConfig,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from rlkit.laptop import model_path
 from rlkit.laptop.corpus import documents
@@ -145,7 +151,7 @@ def orthogonalize(g: torch.Tensor, steps: int = 5) -> torch.Tensor:
     return x if wide else x.mT
 
 
-def pretrain(recipe: dict) -> tuple[Olmo2ForCausalLM, PreTrainedTokenizerFast, dict]:
+def pretrain(recipe: dict) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, dict]:
     """Train tokenizer and model; returns them and a record (corpus statistics, losses, seconds)."""
     r = argparse.Namespace(**recipe)
     torch.set_num_threads(r.threads)
