@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlkit import Config, train
 from rlkit.laptop import model_path
 from rlkit.laptop.corpus import KINDS, THINK_ENDINGS, Rng, documents, draw_train_story, solve
-from rlkit.laptop.pretrain import RECIPE, orthogonalize, pretrain
+from rlkit.laptop.pretrain import RECIPE, RECIPES, orthogonalize, pretrain
 from rlkit.laptop.problems import TASKS, generate_problems, split_of
 from rlkit.samplers import make_sampler
 from rlkit.tasks.evaluation import evaluate
@@ -250,6 +250,17 @@ def test_a_tiny_pretraining_learns_and_repeats_itself():
     (model, tokenizer, record), (again, _, _) = first, second
     assert record["losses"][-1]["held_out"] < 0.95 * torch.log(torch.tensor(len(tokenizer) * 1.0))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
+
+
+def test_the_long_recipe_goes_on_from_the_laptops_weights_and_is_the_recorded_one(tokenizer):
+    short = dict(steps=2, rows=2, row_tokens=128, tokenizer_docs=50, threads=1, muon_lr=0.0, adam_lr=0.0)
+    model, own, _ = pretrain(RECIPES["laptop_long"] | short)
+    start = load_file(model_path() / "model.safetensors")
+    assert all(torch.equal(p, start[name]) for name, p in model.named_parameters())  # rates of 0 move nothing
+    assert own.get_vocab() == tokenizer.get_vocab()  # one tokenizer for both
+    for task, recipe in RECIPES.items():
+        recorded = json.loads((model_path(task) / "provenance.json").read_text())["recipe"]
+        assert recipe | recorded == recipe | {"threads": recorded["threads"]}
 
 
 def test_orthogonalize_brings_singular_values_near_one():
