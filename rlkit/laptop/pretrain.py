@@ -25,15 +25,16 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
 from transformers import (
-    AutoTokenizer,
     GenerationConfig,
     Olmo2Config,
     Olmo2ForCausalLM,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
 from rlkit.laptop import model_path
 from rlkit.laptop.corpus import documents
+from rlkit.support.models import load_model
 from rlkit.support.progress import progress
 
 RECIPE: dict = dict(
@@ -150,7 +151,7 @@ def orthogonalize(g: torch.Tensor, steps: int = 5) -> torch.Tensor:
     return x if wide else x.mT
 
 
-def pretrain(recipe: dict) -> tuple[Olmo2ForCausalLM, PreTrainedTokenizerFast, dict]:
+def pretrain(recipe: dict) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, dict]:
     """Train tokenizer and model; returns them and a record (corpus statistics, losses, seconds)."""
     r = argparse.Namespace(**recipe)
     torch.set_num_threads(r.threads)
@@ -159,8 +160,7 @@ def pretrain(recipe: dict) -> tuple[Olmo2ForCausalLM, PreTrainedTokenizerFast, d
 
     texts = list(islice(documents(r.seed, r.task), r.tokenizer_docs))
     if r.start:
-        tokenizer = AutoTokenizer.from_pretrained(model_path(r.start))
-        model = Olmo2ForCausalLM.from_pretrained(model_path(r.start), dtype=torch.float32).train()
+        model, tokenizer = load_model(r.start, device="cpu")
     else:
         tokenizer = train_tokenizer(texts, r.vocab_size)
         model = new_model(tokenizer, r)
