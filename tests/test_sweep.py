@@ -82,6 +82,8 @@ def test_names_say_what_varies(tmp_path, monkeypatch):
         "grpo-lr=0.0001-seed1"
     ]
     assert len({job.name for job in jobs}) == 8
+    assert len({job.notebook for job in jobs}) == len({job.errors for job in jobs}) == 8  # names have dots
+    assert jobs[1].notebook.name == "grpo-lr=0.0003-seed0.ipynb"
     [job] = module._jobs([{"prompt": "r1_zero"}], tmp_path)
     assert job.name == "run" and job.config == Config()
 
@@ -114,19 +116,19 @@ def test_one_failure_stops_no_other_and_the_same_call_mends_it(tmp_path):
     data = tmp_path / "data"
     runs = grid(**SMALL, n_steps=2, seed=[0]) + [SMALL | dict(n_steps=2, seed=1, dataset=str(data))]
     table = sweep(runs, tmp_path / "runs")
-    first = tmp_path / "runs" / table.index[0]
+    first, executed = (tmp_path / "runs" / f"{table.index[0]}{end}" for end in ("", ".ipynb"))
     assert table.status.tolist() == ["finished", "failed"]
     assert table.error.iloc[1].startswith("ValueError: dataset: ")
     assert "Traceback" in (tmp_path / "runs" / f"{table.index[1]}.error.txt").read_text()
-    assert not first.with_suffix(".error.txt").exists() and first.with_suffix(".ipynb").is_file()
+    assert not list((tmp_path / "runs").glob(f"{first.name}*.txt")) and executed.is_file()
     data.mkdir()
     for name in ("train", "test"):
         rows = [{"question": f"{i} + 1?", "answer": str(i + 1)} for i in range(40)]
         (data / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    written = first.with_suffix(".ipynb").stat().st_mtime_ns
+    written = executed.stat().st_mtime_ns
     table = sweep(runs, tmp_path / "runs")
     assert table.status.tolist() == ["finished"] * 2 and table.error.tolist() == ["", ""]
-    assert first.with_suffix(".ipynb").stat().st_mtime_ns == written
+    assert executed.stat().st_mtime_ns == written
     assert not list((tmp_path / "runs").glob("*.error.txt"))
 
 

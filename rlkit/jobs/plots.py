@@ -127,8 +127,8 @@ def seeds(
             band = bands(runs, metric)
             band = band[band.n == n]
             label = f"{name} ({n} seeds)" if n > 1 else f"{name} (one seed, no interval)"
-            places = pd.concat([_place(run, x).set_axis(_table(run).step.astype(int)) for run in runs])
-            at = places.groupby(level=0).mean()[band.index]
+            places: Any = pd.concat([_place(run, x).set_axis(_table(run).step.astype(int)) for run in runs])
+            at = places.groupby(level=0).mean().reindex(band.index)
             ax.plot(at, band["mean"], color=color, linewidth=2, label=label)
             if n > 1:
                 ax.fill_between(at, band.low, band.high, color=color, alpha=0.15, linewidth=0)

@@ -53,11 +53,11 @@ class _Job:
 
     @property
     def notebook(self) -> Path:
-        return self.folder.with_suffix(".ipynb")
+        return self.folder.with_name(f"{self.name}.ipynb")
 
     @property
     def errors(self) -> Path:
-        return self.folder.with_suffix(".error.txt")
+        return self.folder.with_name(f"{self.name}.error.txt")
 
     def steps(self) -> int:
         """Steps in the run's log so far."""
@@ -81,8 +81,6 @@ def sweep(runs: Mapping[str, Any] | Iterable[Mapping[str, Any]], folder, workers
     workers = max(1, cores // threads) if workers is None else workers
     if not isinstance(workers, int) or workers < 1:
         raise ValueError(f"workers: got {shown(workers)}, expected at least 1")
-    for job in jobs:
-        _look(job)
     total = sum(job.config.n_steps for job in jobs)
     with progress(total=total, desc="sweep", unit="step") as bar, sigterm_raises(Stopped("SIGTERM")):
         try:
@@ -90,8 +88,10 @@ def sweep(runs: Mapping[str, Any] | Iterable[Mapping[str, Any]], folder, workers
                 running = [job for job in unfinished if job.status == "running"]
                 for job in unfinished:
                     if job.status == "waiting" and len(running) < workers:
-                        _start(job)
-                        running.append(job)
+                        _look(job)  # another sweep may have it by now
+                        if job.status == "waiting":
+                            _start(job)
+                            running.append(job)
                 for job in running:
                     _poll(job)
                 bar.update(sum(min(j.steps(), j.config.n_steps) for j in jobs) - bar.n)
@@ -189,6 +189,7 @@ def _poll(job: _Job) -> None:
         job.status = "waiting"
     elif "another process is writing to" in said:
         job.status = "elsewhere"
+        job.errors.unlink()
     else:
         lines = [line for line in said.splitlines() if line.strip()]
         why = [line for line in lines if re.match(r"\w*(Error|Exception|Stopped)\b", line)]
