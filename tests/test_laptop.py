@@ -220,7 +220,7 @@ def test_recorded_figures_are_of_the_wanted_shape(task, provenance):
 def test_a_short_run_on_the_long_problems_learns(tmp_path):
     """Seven small steps: most responses become well-formed, and more of them right."""
     config = Config.from_parameters(
-        dict(preset="laptop_long", n_steps=7, rollout_batch_size=64, n_val=0, checkpoint_every=0)
+        dict(preset="laptop_long", n_steps=7, lr=3e-4, rollout_batch_size=64, n_val=0, checkpoint_every=0)
         | dict(run_dir=str(tmp_path / "run"), rollouts_every=0)
     )
     run = train(config)

@@ -21,8 +21,8 @@ from rlkit.support.fields import PLAIN, STRICT, Checked, Real, Text, Whole, give
 # The presets. The laptop's values are the fields' defaults; olmo's are the handout's section 4.3.
 PRESETS: dict[str, dict[str, Any]] = {
     "laptop": {},
-    "laptop_long": dict(model="laptop_long", dataset="laptop_long", n_steps=50, max_tokens=256)
-    | dict(eval_every=25, rollouts_every=25),
+    "laptop_long": dict(model="laptop_long", dataset="laptop_long", n_steps=60, max_tokens=256, lr=1e-4)
+    | dict(eval_every=20, rollouts_every=20),
     "olmo": dict(model="allenai/OLMo-2-0425-1B", dataset="openai/gsm8k", n_train=6400, n_val=1024)
     | dict(n_val_final=None, sampler="vllm", n_steps=200, rollout_batch_size=256, group_size=8, lr=1e-5)
     | dict(max_tokens=512, attn_implementation="flash_attention_2", eval_every=10, rollouts_every=40)

@@ -28,7 +28,7 @@ BOX_ASK = load_prompt("question_only").template.split(SLOT)[1]
 class Rng(random.Random):
     """Random numbers for the documents of one task."""
 
-    task: Task
+    task: Task = TASKS["laptop"]
 
 
 def documents(seed: int, task: str = "laptop") -> Iterator[str]:
