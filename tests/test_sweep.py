@@ -136,11 +136,11 @@ def test_one_failure_stops_no_other_and_the_same_call_mends_it(tmp_path):
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
 def test_a_sweep_that_is_ended_goes_on(tmp_path, by):
     """SIGKILL is sent to the first run's kernel, whose checkpoint the same call then goes on from."""
-    runs = grid(**SMALL, n_steps=6, seed=[0, 1])
+    runs = grid(**SMALL | {"checkpoint_every": 5}, n_steps=80, seed=[0, 1])
     code = f"import rlkit; rlkit.sweep({runs!r}, {str(tmp_path / 'a')!r}, workers=1)"
     with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as process:
         log = tmp_path / "a/seed0/metrics.jsonl"
-        while process.poll() is None and not (log.is_file() and log.read_bytes().count(b"\n") >= 3):
+        while process.poll() is None and not (log.is_file() and log.read_bytes().count(b"\n") >= 8):
             time.sleep(0.02)
         if by == signal.SIGKILL:
             subprocess.run(["pkill", "-KILL", "-P", str(papermill_of(process.pid))])
