@@ -88,7 +88,7 @@ laptop-model: $(VENV)/.installed
 	for task in $(TASKS); do echo "python -m rlkit.laptop.pretrain --task $$task"; \
 		python -m rlkit.laptop.pretrain --task $$task || exit 1; done
 
-# QUICK=1: two seeds and four steps of each run, to see that all of it works; not recorded
+# QUICK=1: seed 0 alone and two steps of each run, to see that all of it works; not recorded
 experiments: $(VENV)/.installed
 	python figures/experiments.py $(EXPERIMENTS) $(if $(QUICK),--quick)
 

@@ -1,6 +1,6 @@
-"""The recorded experiments: python figures/experiments.py [name ...] [--quick] [--workers 2] [--list]
+"""The recorded experiments: python figures/experiments.py [name ...] [--quick] [--collect] [--workers 2]
 
-Each experiment is a list of runs, parameters of notebooks/train.ipynb; a ``seed`` list is multiplied out.
+Each experiment is a list of runs: parameters of notebooks/train.ipynb and a name.
 Runs lie under runs/experiments/<experiment>/. What is finished is written to
 figures/records/<experiment>.jsonl, with the trained model's answers to 256 validation problems, eight each,
 where the experiment asks for it. A recorded run is not made again (delete its line to have it again), a
@@ -17,6 +17,7 @@ RUNS = HERE.parent / "runs" / "experiments"
 EIGHT = range(8)
 RATES = (3e-5, 1e-4, 3e-4, 5e-4, 1e-3, 3e-3)
 SHORT = {"n_steps": 30, "eval_every": 10, "lr": 3e-4}  # what the tuning sweep chose
+QUICK = {"n_steps": 2, "eval_every": 0, "n_val": 64, "n_val_final": 64}
 OFF = {"n_steps": 12, "eval_every": 4}
 # name -> (algorithm, parameters): the off-policy family of section 6
 OFF_POLICY = {
@@ -132,7 +133,9 @@ def collect(name: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", default=list(EXPERIMENTS), help="experiments; all without")
-    parser.add_argument("--quick", action="store_true", help="two seeds and a third of the steps of each")
+    parser.add_argument(
+        "--quick", action="store_true", help="seed 0 alone, two steps of each run; not recorded"
+    )
     parser.add_argument("--workers", type=int, default=None)
     parser.add_argument("--collect", action="store_true", help="only write the records of what is finished")
     args = parser.parse_args()
@@ -147,7 +150,7 @@ def main() -> None:
 
             runs = [run for run in EXPERIMENTS[name] if run["name"] not in recorded(name)]
             if args.quick:
-                runs = [r | {"n_steps": 4, "eval_every": 0} for r in runs if r["seed"] < 2]
+                runs = [r | QUICK for r in runs if r["seed"] == 0]
             sweep(runs, RUNS / ("quick-" * args.quick + name), workers=args.workers)
         if not args.quick:
             print(f"{name}: {collect(name)} of {len(EXPERIMENTS[name])} runs recorded")

@@ -5,9 +5,11 @@ import json
 import re
 import statistics
 
+import pandas as pd
 import pytest
 
 from rlkit.jobs.records import by_name, read_records
+from rlkit.jobs.tables import difference_table
 from rlkit.support.stats import mean_interval
 
 
@@ -30,7 +32,7 @@ def test_a_table_of_results_by_hand(draw):
             self.config = {"seed": seed, "n_steps": 30}
             self.summary = {"val_end": end, "val_start": 0.03, "val_end_se": 0.018, "cpu_seconds": 30 + seed}
             self.final = {"n_samples": 8, "right": [0, 4 + seed]}
-            self.metrics = __import__("pandas").DataFrame({"step": [0]})
+            self.metrics = pd.DataFrame({"step": [0, 30], "val_reward": [0.03, end]})
 
     groups = {"drgrpo": [One(0, 0.79), One(1, 0.83)], "grpo": [One(0, 0.80), One(1, 0.82)]}
     drgrpo, grpo = draw.results(groups).splitlines()[2:4]
@@ -83,7 +85,8 @@ def test_the_figures_of_vllm_on_a_cpu_are_recorded_ones(draw, repo):
     assert [run.config["seed"] for run in groups["vllm"]] == [0, 1, 2, 3]
     numbers = ", ".join(f"{end:.3f}" for end in ends)
     assert (f"{numbers} (seeds 0 to 3; mean {mean:.3f}, 95 % interval {low:.3f} to {high:.3f})") in readme
-    mean, low, high = draw.gap_of(groups["vllm"], groups["transformers"])
+    gap = difference_table(groups, "transformers").loc["vllm - transformers"]
+    mean, low, high = gap.difference, gap.low, gap.high
     said = f"is {mean:.3f} from the runs in process seed by seed ({low:.3f} to {high:.3f})"
     assert low < 0 < high and said in readme
     bench = json.loads((repo / "figures/benchmarks/vllm_sampler.json").read_text())

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from rlkit.jobs.runs import Run
-from rlkit.support.files import read_jsonl
+from rlkit.support.files import read_jsonl, write_text
 from rlkit.support.stats import mean_se, pass_at_k
 from rlkit.tasks.evaluation import Evaluation
 
@@ -66,7 +66,7 @@ def final_record(result: Evaluation) -> dict[str, Any]:
 def write_records(path, rows: Iterable[Mapping[str, Any]]) -> None:
     """One line per run, sorted by name, so that a new run changes one line."""
     lines = [json.dumps(row, separators=(",", ":")) for row in sorted(rows, key=lambda row: row["name"])]
-    Path(path).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    write_text(Path(path), "".join(line + "\n" for line in lines))
 
 
 def read_records(path) -> list[Record]:

@@ -146,7 +146,11 @@ def _look(job: _Job) -> None:
     """What is in the run's folder: is it finished, is it another run, does another process write it?"""
     if not (job.folder / "config.json").is_file():
         return
-    record = Run(job.folder).config
+    try:
+        record, _ = Run(job.folder).config, job.steps()
+    except ValueError as error:  # another program's, or damaged
+        _fail(job, str(error))
+        return
     asked = asdict(job.config.resolved()) | {"algorithm": {}, "inputs": {}}
     if others := differences(record, asked):
         _fail(job, f"the run in {job.folder} was made with other values: {', '.join(others)}")
