@@ -145,13 +145,16 @@ def main() -> None:
     if "tuning" in args.names:
         write_tuning_data()
     for name in args.names:
-        if not args.collect:
+        known, runs = recorded(name), EXPERIMENTS[name]
+        if args.quick:
+            runs = [run | QUICK for run in runs if run["seed"] == 0]
+        else:
+            runs = [run for run in runs if run["name"] not in known]
+        if runs and not args.collect:
             from rlkit import sweep
 
-            runs = [run for run in EXPERIMENTS[name] if run["name"] not in recorded(name)]
-            if args.quick:
-                runs = [r | QUICK for r in runs if r["seed"] == 0]
-            sweep(runs, RUNS / ("quick-" * args.quick + name), workers=args.workers)
+            table = sweep(runs, RUNS / ("quick-" * args.quick + name), workers=args.workers)
+            print(f"{name}: {table.status.value_counts().to_dict()}")
         if not args.quick:
             print(f"{name}: {collect(name)} of {len(EXPERIMENTS[name])} runs recorded")
 

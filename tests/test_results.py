@@ -4,6 +4,8 @@ import importlib.util
 import json
 import re
 import statistics
+import subprocess
+import sys
 
 import pandas as pd
 import pytest
@@ -42,6 +44,16 @@ def test_a_table_of_results_by_hand(draw):
         "0 of 2 | 30 to 31 |"
     )
     assert "| 0.810 (0.683 to 0.937) |  | 0.500" in grpo
+
+
+def test_an_experiment_that_is_recorded_is_not_made_again(repo):
+    record = repo / "figures/records/variants.jsonl"
+    before = record.read_bytes()
+    done = subprocess.run(
+        [sys.executable, repo / "figures/experiments.py", "variants"], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout == "variants: 40 of 40 runs recorded\n", done.stderr
+    assert record.read_bytes() == before and not (repo / "runs/experiments/variants").exists()
 
 
 def test_every_record_says_where_it_comes_from(repo):
